@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -98,8 +98,9 @@ class Compared:
 
 
 def judge(
-    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct | None, settings: GateSettings
-) -> Verdict:
+    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct | None, settings: GateSettings,
+    *, current_problem: str = "",
+) -> Verdict:  # fmt: skip
     """Whether the candidate passes.
 
     It passes if it made no mistake and no decision that took longer than ``settings.timeout``, if the guard changed no
@@ -110,7 +111,7 @@ def judge(
     95 % prediction interval of the mean over days with one more draw of speeds lies below log(1 + margin), too: the
     true speeds are such a draw, and of 8 draws the worst is exceeded by the next in one of 9 cases. ``jobs`` is the
     number of jobs compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard
-    does not limit.
+    does not limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:
@@ -130,14 +131,9 @@ def judge(
         return verdict(f"a decision took {candidate.slowest:.2g} s of CPU time, more than {settings.timeout:g} s")
     if current is not None and candidate.share > current.share:
         return verdict(f"the guard changed {candidate.share:.1%} of its decisions, {current.share:.1%} of the others")
-    compared_on = f"{counted(len(by_day), 'day')} with {counted(jobs, 'job')}"
-    if len(by_day) < settings.min_days or jobs < settings.min_jobs or change is None or low is None or high is None:
-        return Verdict(
-            passed=False,
-            reason=f"there is too little to compare on: {compared_on}; at least {settings.min_days} days "
-            f"(learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are needed"
-            + (f" ({settings.not_counted})" if settings.not_counted else ""),
-        )
+    compared_on = _days_with_jobs(len(by_day), jobs)
+    if _too_few(len(by_day), jobs, settings) or change is None or low is None or high is None:
+        return _too_little(len(by_day), jobs, settings, current_problem)
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"
     worst = _worst_by_speeds(cases) if settings.whatever_speeds else -math.inf
@@ -150,6 +146,24 @@ def judge(
     if high < settings.margin:
         return verdict(f"surely {wanted}: {result}", passed=True)
     return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
+
+
+def _days_with_jobs(days: int, jobs: int) -> str:
+    return f"{counted(days, 'day')} with {counted(jobs, 'job')}"
+
+
+def _too_few(days: int, jobs: int, settings: GateSettings) -> bool:
+    return days < settings.min_days or jobs < settings.min_jobs
+
+
+def _too_little(days: int, jobs: int, settings: GateSettings, current_problem: str = "") -> Verdict:
+    failed = f"what it is compared with failed in replays ({current_problem}), so " if current_problem else ""
+    return Verdict(
+        passed=False,
+        reason=f"{failed}there is too little to compare on: {_days_with_jobs(days, jobs)}; at least "
+        f"{settings.min_days} days (learning.gate_min_days) with {settings.min_jobs} jobs (learning.gate_min_jobs) are "
+        "needed" + (f" ({settings.not_counted})" if settings.not_counted else ""),
+    )
 
 
 def _worst_by_speeds(cases: Sequence[TrialCase]) -> float:
@@ -197,13 +211,18 @@ def compare(
 
     A candidate that passes is tried on idle nodes. ``current`` is None for the site's own scheduler: each case's
     recorded sizes, in their order, without the guard; cases without any are left out. So is a case in which the current
-    policy fails. ``timer`` gives seconds of CPU time; the decisions do not depend on it, except that one that takes
-    longer than ``settings.timeout`` fails the candidate. ``progress`` is told how many jobs of all replays have ended.
+    policy fails. Nothing is replayed where the cases have too few days or jobs. ``timer`` gives seconds of CPU time;
+    the decisions do not depend on it, except that one that takes longer than ``settings.timeout`` fails the candidate.
+    ``progress`` is told how many jobs of all replays have ended.
     """
     played: list[TrialCase] = []
     conducts: dict[str, list[Conduct]] = {"candidate": [], "current": []}
     if current is None:
         cases = [case for case in cases if any(case.sizes.values())]
+    days = {day for case in cases for day in case.jobs}
+    jobs, assumed = _jobs_on(days, cases)
+    if _too_few(len(days), jobs, settings):
+        return Compared((), _together(()), _together(()), _too_little(len(days), jobs, settings), jobs, assumed)
     under_guard = Rules(realism=costs, most_slots=_MOST_SLOTS, guard=rules, floors=True)
     as_recorded = Rules(realism=costs, most_slots=_MOST_SLOTS)
     ended, total = 0, 2 * sum(len(case.workload.jobs) for case in cases)
@@ -218,7 +237,10 @@ def compare(
         for which, (policy, play) in (("current", incumbent), ("candidate", (candidate, under_guard))):
             timed = _Timed(policy, timer)
             try:
-                done = replay(case.workload, timed, placement, rules=play, seed=number, timer=timer, progress=show)
+                done = replay(
+                    case.workload, timed, placement, rules=play, seed=number, timer=timer, progress=show,
+                    awaited=case.awaited,
+                )  # fmt: skip
             except Dl2dError as error:
                 conduct = Conduct(decisions=0, guarded=0, slowest=timed.slowest, problem=str(error))
             else:
@@ -239,16 +261,22 @@ def compare(
         elif any(conduct.problem for conduct in conducts["candidate"]):
             break  # it cannot pass any more
     own, others = (_together(conducts[which]) for which in ("candidate", "current"))
-    compared_days = {case.day for case in played}
-
-    def counted_by(counts: Callable[[Case], Mapping[str, int]]) -> int:
-        return sum({day: n for case in cases for day, n in counts(case).items() if day in compared_days}.values())
-
-    jobs, assumed = counted_by(lambda case: case.jobs), counted_by(lambda case: case.assumed)
-    verdict = judge(played, jobs, own, None if current is None else others, settings)
+    jobs, assumed = _jobs_on({case.day for case in played}, cases)
+    verdict = judge(
+        played, jobs, own, None if current is None else others, settings, current_problem=others.problem
+    )  # fmt: skip
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
     return Compared(tuple(played), own, others, verdict, jobs, assumed)
+
+
+def _jobs_on(days: Container[str], cases: Sequence[Case]) -> tuple[int, int]:
+    """Number of jobs of the cases on these days, and of those of them whose speeds are assumed."""
+
+    def total(counts: Iterable[Mapping[str, int]]) -> int:
+        return sum({day: number for each in counts for day, number in each.items() if day in days}.values())
+
+    return total(case.jobs for case in cases), total(case.assumed for case in cases)
 
 
 def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> str:

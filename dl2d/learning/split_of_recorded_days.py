@@ -60,6 +60,11 @@ class Case:
     #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.assumed_speeds``).
     assumed: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Ids of the jobs whose ends a replay waits for; empty for all."""
+        return frozenset(itertools.chain.from_iterable(self.compared.values()))
+
     def times_by_day(self, replayed: Replayed) -> dict[str, float]:
         """Mean completion time in slots of the jobs of each day."""
         if not self.compared:

@@ -103,6 +103,7 @@ class Replayed:
     """What a policy made of a workload. Times are in slots unless they say otherwise."""
 
     policy: str
+    #: Those that ended.
     jobs: tuple[JobOutcome, ...]
     slots: int
     #: Milliseconds of each decision.
@@ -147,8 +148,11 @@ def replay(
     timer: Callable[[], float],
     progress: Callable[[int, int], None] | None = None,
     keep_series: bool = False,
+    awaited: Collection[str] = (),
 ) -> Replayed:
-    """Run a workload to its end; ``keep_series`` asks for ``Replayed.series``.
+    """Run a workload until the jobs with the ids ``awaited`` have ended, or all where none is named.
+
+    ``keep_series`` asks for ``Replayed.series``.
 
     ``timer`` gives seconds on a monotonic clock, for the decisions' times alone: nothing else depends on real time, so
     equal arguments give equal results. ``progress`` is told how many of how many jobs have ended, after each slot.
@@ -156,17 +160,17 @@ def replay(
     Raises
     ------
     SimulationError
-        The jobs do not all end within ``rules.most_slots``, the policy leaves them all waiting beside room for them, or
-        its decision never comes to rest.
+        The awaited jobs do not all end within ``rules.most_slots``, the policy leaves all jobs waiting beside room for
+        them, or its decision never comes to rest.
     """
-    run = _Run(workload, policy, placement, rules or Rules(), seed, timer, SlotRecorder(keep=keep_series))
+    run = _Run(workload, policy, placement, rules or Rules(), seed, timer, SlotRecorder(keep=keep_series), awaited)
     while not run.done:
         run.slot()
         if progress is not None:
             progress(len(run.outcomes), len(workload.jobs))
     return Replayed(
         policy=policy.name,
-        jobs=tuple(run.outcomes[job.id] for job in workload.jobs),
+        jobs=tuple(run.outcomes[job.id] for job in workload.jobs if job.id in run.outcomes),
         slots=run.now,
         decision_ms=tuple(run.decision_ms),
         guarded=run.guarded,
@@ -198,11 +202,13 @@ class _Run:
         seed: int,
         timer: Callable[[], float],
         recorder: SlotRecorder,
+        awaited: Collection[str],
     ) -> None:
         self.workload = workload
         self.rules = rules
         self.now = 0
         self.outcomes: dict[str, JobOutcome] = {}
+        self._awaited = set(awaited) or {job.id for job in workload.jobs}
         self.decision_ms: list[float] = []
         self.guarded = 0
         self.failure = ""
@@ -247,7 +253,7 @@ class _Run:
 
     @property
     def done(self) -> bool:
-        return not self._coming and not self._running
+        return not self._awaited
 
     def slot(self) -> None:
         """Admit, decide, run; then the next slot begins."""
@@ -346,6 +352,7 @@ class _Run:
                     resizes=self.recorder.forget(job.id),
                 )  # fmt: skip
                 ended.add(key)
+                self._awaited.discard(job.id)
                 # A coordinator reports every second, so what it said last was of this slot.
                 live.epochs, live.tasks = job.epochs, held[key]
                 said = self._said(live, within.last_speed, begin + reached.ended * seconds)

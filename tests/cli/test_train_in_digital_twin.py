@@ -74,8 +74,7 @@ def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tup
     assert "## The gate" in (out / "report.md").read_text()
     trial = done["trial"]
     assert trial["days"] == done["held_out"]
-    assert len(trial["cases"]) == 4
-    assert trial["cases"][0]["name"] == done["held_out"][0]
+    assert trial["cases"] == []  # one day is too little to compare on, so nothing is replayed
     with closing(SqlStore(url)) as store:
         (version,) = store.registry.versions()
         assert version.digest == done["digest"]

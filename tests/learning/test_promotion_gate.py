@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tick.world import GivesNothing
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
@@ -249,6 +250,42 @@ class TestCompare:
         assert [case.name for case in done.cases] == ["1", "2", "3"]
         assert done.candidate.problem == ""
 
+    def test_where_the_current_one_fails_the_reason_says_so(self) -> None:
+        done = compared(Drf(), GivesNothing())
+        assert done.cases == ()
+        assert done.verdict.reason.startswith("what it is compared with failed in replays (no job can start: ")
+        assert "), so there is too little to compare on: 0 days with 0 jobs; at least 3 days" in done.verdict.reason
+
+    @pytest.mark.parametrize("few", [{"min_days": 5}, {"min_jobs": 33}])
+    def test_nothing_is_replayed_where_there_are_too_few_days_or_jobs(self, few: dict[str, int]) -> None:
+        told: list[int] = []
+        done = compare(
+            WORKLOADS, Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(),
+            settings=replace(SETTINGS, **few), timer=time.process_time, progress=lambda done, _: told.append(done),
+        )  # fmt: skip
+        assert (told, done.candidate.decisions, done.jobs) == ([], 0, 32)
+        assert "there is too little to compare on: 4 days with 32 jobs; at least " in done.verdict.reason
+
+    def test_a_job_that_is_not_compared_is_not_waited_for(self) -> None:
+        """It trains for longer than a replay may last."""
+        cases = []
+        for case in WORKLOADS:
+            *others, long = case.workload.jobs
+            jobs = (*others, replace(long, epochs=long.epochs * 1e6, declared_epochs=long.epochs * 1e6))
+            (day,) = case.jobs
+            cases.append(
+                replace(
+                    case, workload=replace(case.workload, jobs=jobs), compared={day: [job.id for job in others]},
+                    jobs={day: len(others)},
+                )
+            )  # fmt: skip
+        done = compare(
+            cases, Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(),
+            settings=replace(SETTINGS, min_jobs=28), timer=time.process_time,
+        )  # fmt: skip
+        assert [case.day for case in done.cases] == ["0", "1", "2", "3"]
+        assert done.verdict.change is not None
+
     def test_the_guard_holds_both_to_its_rules_and_is_counted(self) -> None:
         rules = GuardRules(per_user=Resources.of(gpu=1))
         done = compared(Drf(), Drf(), rules=rules)
@@ -264,7 +301,7 @@ class TestCompare:
         one, many = (
             compare(
                 [played], Drf(), Drf(), LoadBalance(), costs=Realism(), rules=GuardRules(per_user=Resources.of(gpu=4)),
-                settings=SETTINGS, timer=time.process_time,
+                settings=replace(SETTINGS, min_days=1, min_jobs=8), timer=time.process_time,
             ).cases[0].candidate
             for played in (case, each_their_own)
         )  # fmt: skip
@@ -285,7 +322,7 @@ class TestCompare:
         ticks = iter(range(1_000_000))
         done = compare(
             WORKLOADS[:2], Drf(), Fifo(), LoadBalance(), costs=Realism(), rules=GuardRules(),
-            settings=GateSettings(timeout=0.5), timer=lambda: float(next(ticks)),
+            settings=GateSettings(timeout=0.5, min_days=2, min_jobs=16), timer=lambda: float(next(ticks)),
         )  # fmt: skip
         assert done.candidate.slowest == 1.0
         assert "a decision took 1 s of CPU time" in done.verdict.reason

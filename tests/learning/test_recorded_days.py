@@ -98,9 +98,13 @@ class TestDays:
             a_job(3, 3.0, epoch=0.0, state=JobState.FAILED),  # never trained: left out
             a_job(4, 4.0, epoch=2.0, state=JobState.RUNNING),
             a_job(5, 5.0, epoch=20.0, state=JobState.RUNNING),  # beyond what it declared
+            # What these declared is their time limit.
+            replace(a_job(6, 6.0, epoch=2.0, state=JobState.RUNNING), static=True),
+            replace(a_job(7, 7.0, epoch=6.0, state=JobState.RUNNING), static=True),
         )
         (day,) = days_of(a_history(*jobs))
-        assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0)]
+        assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0),
+                                                             (6.0, 4.0), (7.0, 10.0)]  # fmt: skip
 
     def test_what_others_hold_and_nodes_that_are_down_are_not_there(self) -> None:
         nodes = (

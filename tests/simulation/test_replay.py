@@ -183,6 +183,13 @@ def test_a_workload_that_never_ends_is_given_up() -> None:
         run(make([{"epochs": 1e6}]), rules=Rules(most_slots=3))
 
 
+def test_a_replay_that_awaits_some_jobs_stops_when_they_have_ended() -> None:
+    jobs = [{"epochs": epochs, "max_workers": 2, "max_ps": 2} for epochs in (5.0, 1e9, 1.0)]
+    done = run(make(jobs), awaited=["1", "3"])
+    assert [job.id for job in done.jobs] == ["1", "3"]
+    assert done.slots == 3
+
+
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     run(make([{}, {"epochs": 30.0}]), progress=lambda done, total: told.append((done, total)))
