@@ -196,7 +196,6 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._state = TickState(
                 slot=store.last_slot_number(),
                 ended_until=None if last is None else last.at - LOOK_BACK_SECONDS,
-                memory=store.guard_state(),
             )
             self._learner = Learner(store.registry, learner, clock=clock)
             stack.callback(self._learner.close)

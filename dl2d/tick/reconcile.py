@@ -82,6 +82,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     """
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
     before, silent_seconds = observed.elastic, timeouts.silent_seconds
+    kept = store.guard_state()
     ended_jobs = ended_jobs_to_check(store, before, listing.at)
     match = partial(
         match_listing, before, {job.key: job for job in (*ended_jobs, *before.jobs)},
@@ -110,7 +111,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         matches,
         gone,
         timeouts=timeouts,
-        start_failures=state.memory.start_failures,
+        start_failures=kept.start_failures,
         elapsed=elapsed_times(before, state_since, calling_since, now),
         strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
@@ -121,12 +122,19 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
-    memory = _next_guard_state(context, state.memory, before, elastic, changes, matches.listed, listing.at)
+    memory = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing.at)
     last_anchor_tried = None
-    if acts:
-        memory, last_anchor_tried = _start_and_stop(context, state, memory, elastic, changes, listing.at)
-    if memory != state.memory:
+    if acts and context.starts_anchors:
+        memory, last_anchor_tried = _start_anchors(context, memory, elastic.jobs, state.last_anchor_tried, listing.at)
+    # Before anything is stopped: if the resource manager does not answer, the tick ends, and the next one does not see
+    # these changes again.
+    if memory != kept:
         store.keep_guard_state(memory)
+    if acts:
+        stops_asked = ask_to_stop(context, changes.stops, memory.stops_asked, listing.at)
+        if stops_asked != memory.stops_asked:
+            memory = replace(memory, stops_asked=stops_asked)
+            store.keep_guard_state(memory)
     shown = elastic if acts else elastic + static
     snapshot = take_snapshot(shown, listing, state.slot + 1, memory.refused_nodes, context.deciders.placement)
     return Reconciled(
@@ -216,7 +224,7 @@ def _next_guard_state(
     listed: Mapping[str, RmJob],
     at: float,
 ) -> GuardState:
-    """Guard state after these changes, which lead from the live jobs ``before`` to ``elastic``; no stops are asked for.
+    """Guard state after these changes, which lead from the live jobs ``before`` to ``elastic``.
 
     ``listed`` has the resource manager's job of each task, by tag.
     """
@@ -230,22 +238,16 @@ def _next_guard_state(
     found = remember_failing_nodes(found, elastic.jobs, before.tasks, changes.tasks, withdrawn, at)
     found = remember_growth_limits(found, elastic.jobs, before.tasks, withdrawn, at)
     kept = {key: count for key, count in failures.items() if key in present}
-    return replace(found, start_failures=kept, stops_asked={})
+    return replace(found, start_failures=kept)
 
 
-def _start_and_stop(
-    context: Context, state: TickState, memory: GuardState, elastic: LiveJobs, changes: Changes, at: float
+def _start_anchors(
+    context: Context, memory: GuardState, jobs: Iterable[Job], last: JobKey | None, at: float
 ) -> tuple[GuardState, JobKey | None]:
-    """Start missing anchors and stop what must not run; returns the guard state after that, and ``last_anchor_tried``.
-
-    ``memory`` is the guard state before.
-    """
-    last_anchor_tried, failures = None, memory.start_failures
-    if context.starts_anchors:
-        submitted = [job for job in elastic.jobs if job.state is JobState.SUBMITTED and not job.anchor]
-        last_anchor_tried, failures = start_anchors(context, submitted, state.last_anchor_tried, failures, at)
-    stops_asked = ask_to_stop(context, changes.stops, state.memory.stops_asked, at)
-    return replace(memory, start_failures=failures, stops_asked=stops_asked), last_anchor_tried
+    """Start missing anchors, the one after ``last`` first; the guard state and ``last_anchor_tried`` after that."""
+    submitted = [job for job in jobs if job.state is JobState.SUBMITTED and not job.anchor]
+    last_tried, failures = start_anchors(context, submitted, last, memory.start_failures, at)
+    return replace(memory, start_failures=failures), last_tried
 
 
 def _resizes_seen(

@@ -62,7 +62,6 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     """
     state = replace(
         state,
-        memory=reconciled.memory,
         state_since=reconciled.state_since,
         calling_since=reconciled.calling_since,
         missing=reconciled.missing,

@@ -1,4 +1,4 @@
-"""State that one tick hands to the next. A daemon begins with the guard's state alone, and asks the policy at once."""
+"""State that one tick hands to the next, and that is not in the store: a daemon begins without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
-from dl2d.core.resize_guard_state import GuardState
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
@@ -33,8 +32,8 @@ class SlotDecision:
 class TickState:
     """What one tick hands to the next.
 
-    ``ended_until``, ``decided_at`` and the times in ``memory`` are seconds since 1970. The others are seconds on a
-    monotonic clock (``Context.timer``).
+    ``ended_until`` and ``decided_at`` are seconds since 1970. The others are seconds on a monotonic clock
+    (``Context.timer``).
     """
 
     #: Number of the last slot that was decided.
@@ -51,8 +50,6 @@ class TickState:
     situation: str = ""
     #: Jobs for which there was room when that decision gave them nothing (``jobs_with_room``).
     with_room: frozenset[JobKey] = frozenset()
-    #: What the guard remembers; it is in the store as well, and a daemon begins with it.
-    memory: GuardState = field(default_factory=GuardState)
     #: What is remembered of jobs of others that wait for room.
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     #: Tasks and anchors that the resource manager does not list.

@@ -300,7 +300,7 @@ class Daemon:
         site.leader, self.term = self, site.term
         self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
         self.context = replace(self.context, answered_since=self.answered.since)
-        self.state = TickState(slot=site.store.last_slot_number(), memory=site.store.guard_state())
+        self.state = TickState(slot=site.store.last_slot_number())
 
     def count_call(self, name: str) -> None:
         """Check that a daemon without the lease writes and asks for nothing."""

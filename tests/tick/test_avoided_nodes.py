@@ -123,7 +123,7 @@ def test_a_node_that_refused_a_jobs_task_is_not_tried_again_for_a_while(world: W
         world.tick(20.0)
         world.beat()
         # As after a restart.
-        world.state = TickState(slot=world.state.slot, memory=world.store.guard_state())
+        world.state = TickState(slot=world.state.slot)
     assert nodes_of(world, key) == {"n3", "n4"}
     failed = [report.node for report in world.store.tasks(live=False, job=key) if report.state is TaskState.FAILED]
     assert sorted(set(failed)) == ["n1", "n2"]
@@ -230,7 +230,7 @@ def test_a_job_that_does_not_fit_beside_a_node_on_which_a_task_failed_uses_it() 
     size = {"min_workers": 2, "max_workers": 2, "min_ps": 1, "max_ps": 1}
     key = world.ready(worker=Resources.of(cpu=3, gpu=2), ps=Resources.of(cpu=2), **size)
     refusals = {key: {"n3": NodeRefusal(1, world.now, "a task failed there", failed=True)}}
-    world.state = replace(world.state, memory=replace(world.state.memory, refused_nodes=refusals))
+    world.store.keep_guard_state(replace(world.store.guard_state(), refused_nodes=refusals))
     world.settle(3, 1.0)
     assert world.has(key) == (2, 1)
 
@@ -301,4 +301,4 @@ def test_a_node_is_not_avoided_for_a_task_that_waits_for_something_else(world: W
     notes = [task.note for task in world.store.tasks(live=False, job=key)]
     assert notes
     assert all("not started in 600 s: Licenses" in note for note in notes)
-    assert bool(world.state.memory.refused_nodes) is not held
+    assert bool(world.store.guard_state().refused_nodes) is not held

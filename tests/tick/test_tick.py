@@ -248,7 +248,7 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     world.settle(3)
     world.settle(70, 10.0)
     assert world.has(job) == (1, 1)
-    assert world.state.memory.start_failures == {}
+    assert world.store.guard_state().start_failures == {}
 
 
 def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(build) -> None:
@@ -285,12 +285,11 @@ def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(bui
     assert gaps == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
     assert why.constraint is Constraint.BACKOFF
     assert "start worker-16 on n1: sbatch: Job violates accounting/QOS policy; the next one waits 600 s" in why.text
-    assert world.store.guard_state() == world.state.memory
     assert world.job(job).state is JobState.READY
     world.manager.refuse = None
     world.settle(70, 10.0)
     assert world.has(job) == (2, 2)
-    assert world.state.memory.start_failures == {}
+    assert world.store.guard_state().start_failures == {}
 
 
 def test_a_job_that_trains_and_whose_new_workers_die_asks_for_them_less_and_less_often_and_trains_on(build) -> None:
@@ -313,7 +312,7 @@ def test_a_job_that_trains_and_whose_new_workers_die_asks_for_them_less_and_less
     assert (world.job(job).state, world.has(job)) == (JobState.RUNNING, (1, 1))
     world.settle(65, 10.0)
     assert world.has(job) == (2, 1)
-    assert world.state.memory.start_failures == {}
+    assert world.store.guard_state().start_failures == {}
 
 
 @pytest.mark.parametrize("state", [RmJobState.CANCELLED, RmJobState.LOST])
@@ -439,6 +438,28 @@ def test_a_job_that_the_manager_refuses_to_stop_does_not_end_ticks(build, monkey
     assert [task for task in world.tasks() if task.job == other]
 
 
+def test_what_a_tick_has_found_is_not_lost_when_the_manager_does_not_answer_a_stop(build, monkeypatch) -> None:
+    """It is written before: the tasks and jobs whose changes it follows from have changed in the store."""
+    world = build()
+    cancelled = world.settled(max_workers=1, max_ps=1)
+    key = world.ready(max_workers=1, max_ps=1)
+    world.tick(1.0)
+    world.manager.end(world.manager.handle_of(f"dl2:{key.slug}:worker-0"), RmJobState.FAILED, "exit status 1")
+    world.store.change_job(cancelled, JobChange(state=JobState.CANCELLED), world.now)
+
+    def not_answered(jobs, grace):
+        raise Unavailable("scancel did not answer within 30 s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.manager, "stop", not_answered)
+        with pytest.raises(Unavailable):
+            world.tick(1.0)
+    world.tick(1.0)
+    failures = world.store.guard_state().start_failures[key]
+    assert (failures.attempts, failures.last.startswith("worker-0")) == (1, True)
+    assert world.manager.stopped
+
+
 def test_a_manager_that_does_not_answer_is_asked_for_one_anchor_in_a_tick(build, monkeypatch) -> None:
     world = build()
     keys = [world.submit() for _ in range(3)]
@@ -501,14 +522,13 @@ def test_an_anchor_whose_start_ends_unexpectedly_is_started_again_less_and_less_
     why = "its coordinator was not started, and will be tried again: its start ended unexpectedly, the daemon's log"
     assert world.job(failed).end_reason.startswith(why)
     assert "KeyError('a bug of a plug-in')" in world.job(failed).end_reason
-    assert world.store.guard_state() == world.state.memory
     for _ in range(4):
         world.tick(5.0)
         world.tick(5.0)
     assert [at - began for at in tried] == [10.0, 20.0, 40.0]
     assert (world.job(failed).state, world.job(failed).end_reason) == (JobState.SUBMITTED, "")
     assert world.job(failed).anchor
-    assert world.state.memory.start_failures == {}
+    assert world.store.guard_state().start_failures == {}
     world.beat()
     world.settle()
     assert world.has(failed) == (1, 1)
@@ -550,7 +570,7 @@ def test_an_anchor_that_runs_although_its_start_ended_unexpectedly_is_not_starte
     assert not world.job(key).anchor
     world.tick(1.0)
     assert world.job(key).anchor
-    assert world.state.memory.start_failures == {}
+    assert world.store.guard_state().start_failures == {}
     monkeypatch.undo()
     world.settle(8)
     assert len(tried) == 1
@@ -909,12 +929,11 @@ def test_cool_downs_failures_and_stops_are_remembered_over_a_restart(build) -> N
     world.beat(other, state="finished")
     world.manager.end(world.manager.handle_of(f"dl2:{other.slug}:anchor"), RmJobState.DONE, "")
     world.settle()
-    memory = world.state.memory
+    memory = world.store.guard_state()
     assert memory.resized_at[key] > 0
     assert memory.started_at
-    assert world.store.guard_state() == memory
     # The daemon starts again: when the job shrank is known, although the tasks that left are not live any more.
-    world.state = TickState(slot=world.store.last_slot_number(), memory=world.store.guard_state())
+    world.state = TickState(slot=world.store.last_slot_number())
     report = world.tick()
     entry = reason(report, key)
     assert (entry.allocation, [why.constraint for why in entry.guarded]) == ((4, 4), [Constraint.COOLDOWN])
@@ -926,11 +945,11 @@ def test_a_cool_down_counts_from_resizes_that_happened_not_from_decisions(world:
     key = world.ready(max_workers=2, max_ps=2)
     world.manager.refuse = Rejected("sbatch", said="Invalid account")
     assert reason(world.tick(), key).allocation == (2, 2)
-    assert world.state.memory.resized_at == {}
+    assert world.store.guard_state().resized_at == {}
     world.manager.refuse = None
     world.settle()
     confirmed = max(task.since for task in world.tasks(key))
-    assert world.state.memory.resized_at == {key: confirmed}
+    assert world.store.guard_state().resized_at == {key: confirmed}
 
 
 def test_a_daemon_that_lost_its_lease_submits_and_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -989,7 +1008,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (state.memory, state.calling_since) == (GuardState(), {})
+    assert (world.store.guard_state(), state.calling_since) == (GuardState(), {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:

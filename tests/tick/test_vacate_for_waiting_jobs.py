@@ -484,7 +484,7 @@ def test_a_waiting_elastic_job_that_cannot_start_takes_nothing_from_claims(world
         world.manager.growth_limits = (GrowthLimit(frozenset({anchor}), {"cpu": 3.0}, reason),)
     elif obstacle == "backing off":
         failed = {second: StartFailures(at=world.now, not_counted=9)}
-        world.state = replace(world.state, memory=replace(world.state.memory, start_failures=failed))
+        world.store.keep_guard_state(replace(world.store.guard_state(), start_failures=failed))
     else:
         calling.remove(second)
         for _ in range(8):
