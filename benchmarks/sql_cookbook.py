@@ -2,7 +2,7 @@
 
     python benchmarks/sql_cookbook.py [--databases sqlite postgresql] [--days 30] [--jobs 500] [--repeats 3]
 
-The store has --days days with --jobs jobs a day and a slot every 20 minutes (`tests/filled_store.py`), in the newer
+The store has --days days with --jobs jobs a day and a slot every 5 minutes (`tests/filled_store.py`), in the newer
 half in mode shadow. Least of --repeats runs: of this process for SQLite, of the server's process for PostgreSQL, which
 is asked without parallel workers. The elapsed time is the least, too; other programs on the machine change it.
 """
@@ -10,26 +10,15 @@ is asked without parallel workers. The elapsed time is the least, too; other pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from harness import options_of, show
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from store_tick import empty_store
 
 from dl2d.store.database import Database, Place
 
 # isort: split
-from filled_store import cookbook, fill, on_day
-
-
-def cpu_clock(connection: Connection) -> Callable[[], float]:
-    """Seconds of CPU time of the process that answers."""
-    if connection.dialect.name == "sqlite":
-        return time.process_time
-    connection.execute(text("SET max_parallel_workers_per_gather = 0"))
-    schedule = Path(f"/proc/{connection.execute(text('SELECT pg_backend_pid()')).scalar_one()}/schedstat")
-    return lambda: int(schedule.read_text(encoding="ascii").split()[0]) / 1e9
+from filled_store import cookbook, cpu_clock, fill, on_day
 
 
 def main() -> None:

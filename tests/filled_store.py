@@ -1,15 +1,17 @@
-"""A store with days of recorded jobs: rows of every table, written in bulk, which takes seconds for a month."""
+"""A store with days of recorded jobs: rows of every table, written in bulk, which takes a minute for a month."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import Connection, insert, text
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
@@ -29,7 +31,7 @@ from dl2d.store.row_mapping import Base, table_of
 from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 
-SLOT_SECONDS = 1200.0
+SLOT_SECONDS = 300.0
 _COOKBOOK = Path(__file__).parents[1] / "docs" / "sql-cookbook.md"
 _MODELS = ("resnet-50", "vgg-16", "bert", "gpt-2")
 _USERS = (("ada", "physics"), ("grace", "physics"), ("alan", "maths"), ("emmy", "maths"), ("kurt", "logic"))
@@ -49,6 +51,17 @@ def on_day(query: str, at: float) -> str:
     return query.replace("2026-11-20", time.strftime("%Y-%m-%d", time.gmtime(at)))
 
 
+def cpu_clock(connection: Connection) -> Callable[[], float]:
+    """Seconds of CPU time of the process that answers: this one for SQLite, the server's for PostgreSQL, which is asked
+    without parallel workers.
+    """
+    if connection.dialect.name == "sqlite":
+        return time.process_time
+    connection.execute(text("SET max_parallel_workers_per_gather = 0"))
+    schedule = Path(f"/proc/{connection.execute(text('SELECT pg_backend_pid()')).scalar_one()}/schedstat")
+    return lambda: int(schedule.read_text(encoding="ascii").split()[0]) / 1e9
+
+
 def fill(
     url: str, *, days: int, jobs_per_day: int, now: float, seed: int = 1, shadow_last: bool = False
 ) -> None:  # fmt: skip
@@ -59,43 +72,99 @@ def fill(
     half = slots // 2
     shadow = range(half + 1, slots + 1) if shadow_last else range(1, half + 1)
     modes = (Mode.LIVE, Mode.SHADOW) if shadow_last else (Mode.SHADOW, Mode.LIVE)
-    rows: dict[type[Base], list[dict[str, Any]]] = {
-        PolicyVersionRow: [_version(number, begin) for number in (1, 2)],
-        PolicyChangeRow: [_policy_change(number, begin) for number in (1, 2)],
-        PolicyTrialRow: [_trial(day, begin) for day in range(1, days + 1)],
-        LearningRunRow: [_learning_run(day, begin) for day in range(1, days + 1)],
-        ModeChangeRow: [_mode(1, begin, "", modes[0]), _mode(2, begin + days * 43_200, modes[0].value, modes[1])],
-        SpeedRow: [_speed(model, workers, begin) for model in _MODELS for workers in (1, 2, 4, 8)],
-    }
-    for model in (SlotRow, JobRow, DecisionRow, ShadowAllocationRow, SlotResourceRow, TaskRow, ResizeRow,
-                  ResizeEventRow, ProgressRow, TaskReportRow, RuntimePlanRow):  # fmt: skip
-        rows[model] = []
-    for number in range(1, slots + 1):
-        at = begin + number * SLOT_SECONDS
-        rows[SlotRow].append(_slot(number, at, shadow=number in shadow, fallback=number % 97 == 0))
-        for resource, capacity in (("cpu", 512.0), ("gpu", 128.0), ("memory", 4194304.0)):
-            used = rng.uniform(0.4, 1.0) * capacity
-            rows[SlotResourceRow].append(
-                {"slot": number, "resource": resource, "capacity": capacity, "used": used, "held": 0.9 * used}
-            )
-    for number in range(1, days * jobs_per_day + 1):
-        _add_job(rows, rng, number, begin + 86_400 * number / jobs_per_day, begin, slots, shadow, now)
     database = Database(Place.parse(url))
     with database.writing("filling") as connection:
-        for model, values in rows.items():
-            for batch in _batches(values):
-                connection.execute(insert(table_of(model)), batch)
+        rows = _Rows(connection)
+        rows.add(PolicyVersionRow, *(_version(number, begin) for number in (1, 2)))
+        rows.add(PolicyChangeRow, *(_policy_change(number, begin) for number in (1, 2)))
+        rows.add(PolicyTrialRow, *(_trial(day, begin) for day in range(1, days + 1)))
+        rows.add(LearningRunRow, *(_learning_run(day, begin) for day in range(1, days + 1)))
+        rows.add(ModeChangeRow, _mode(1, begin, "", modes[0]))
+        rows.add(ModeChangeRow, _mode(2, begin + days * 43_200, modes[0].value, modes[1]))
+        rows.add(SpeedRow, *(_speed(model, workers, begin) for model in _MODELS for workers in (1, 2, 4, 8)))
+        count = days * jobs_per_day
+        submitted = (begin + 86_400 * number / jobs_per_day for number in range(1, count + 1))
+        jobs = iter([_add_job(rows, rng, number, at, now) for number, at in enumerate(submitted, start=1)])
+        coming, live = next(jobs, None), list[_Timeline]()
+        for number in range(1, slots + 1):
+            at = begin + number * SLOT_SECONDS
+            while coming is not None and coming.submitted <= at:
+                live.append(coming)
+                coming = next(jobs, None)
+            live = [job for job in live if job.ended >= at]
+            _add_slot(rows, rng, number, at, live, shadow=number in shadow)
+        rows.write()
     database.close()
 
 
-def _batches(values: list[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
-    return (values[start : start + 5000] for start in range(0, len(values), 5000))
+class _Rows:
+    """Rows that are to be written, by table; a month of them would need a gigabyte of memory."""
+
+    #: In an order in which a row's foreign keys are there before it.
+    _TABLES: tuple[type[Base], ...] = (
+        PolicyVersionRow, PolicyChangeRow, PolicyTrialRow, LearningRunRow, ModeChangeRow, SpeedRow, SlotRow, JobRow,
+        DecisionRow, ShadowAllocationRow, SlotResourceRow, TaskRow, ResizeRow, ResizeEventRow, ProgressRow,
+        TaskReportRow, RuntimePlanRow,
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._rows: dict[type[Base], list[dict[str, Any]]] = {model: [] for model in self._TABLES}
+
+    def add(self, model: type[Base], *values: dict[str, Any]) -> None:
+        self._rows[model] += values
+        if len(self._rows[model]) >= 5000:
+            self.write()
+
+    def write(self) -> None:
+        for model, values in self._rows.items():
+            if values:
+                self._connection.execute(insert(table_of(model)), values)
+                values.clear()
 
 
-def _add_job(
-    rows: dict[type[Base], list[dict[str, Any]]], rng: random.Random, number: int, submitted: float, begin: float,
-    slots: int, shadow: range, now: float,
+@dataclass(slots=True)
+class _Timeline:
+    """A job's size over time."""
+
+    number: int
+    submitted: float
+    started: float
+    shrinks: float
+    ended: float
+    workers: int
+    ps: int
+    previous: tuple[int, int] = (0, 0)
+
+    def size(self, at: float) -> tuple[int, int]:
+        return (0, 0) if at < self.started else (self.workers - (at >= self.shrinks), self.ps)
+
+
+def _add_slot(
+    rows: _Rows, rng: random.Random, number: int, at: float, live: list[_Timeline], *, shadow: bool
 ) -> None:  # fmt: skip
+    rows.add(SlotRow, _slot(number, at, shadow=shadow, fallback=number % 97 == 0))
+    for resource, capacity in (("cpu", 512.0), ("gpu", 128.0), ("memory", 4194304.0)):
+        used = rng.uniform(0.4, 1.0) * capacity
+        rows.add(
+            SlotResourceRow,
+            {"slot": number, "resource": resource, "capacity": capacity, "used": used, "held": 0.9 * used},
+        )
+    for job in live:
+        workers, ps = size = job.size(at)
+        rows.add(DecisionRow, _decision(number, job.number, size, job.previous, rng))
+        if shadow:
+            more = rng.choice((-1, 0, 0, 1))
+            rows.add(
+                ShadowAllocationRow,
+                {"slot": number, "job_number": job.number, "workers": max(workers + more, 0), "ps": ps,
+                 "given_workers": workers, "given_ps": ps, "guard": "",
+                 "binding_constraint": rng.choice(_CONSTRAINTS), "reason": "the next worker saves 31 s"},
+            )  # fmt: skip
+        job.previous = size
+
+
+def _add_job(rows: _Rows, rng: random.Random, number: int, submitted: float, now: float) -> _Timeline:
     waited, trained = rng.expovariate(1 / 1800), rng.expovariate(1 / 9000) + 300
     started, ended = submitted + waited, submitted + waited + trained
     workers, ps = rng.choice((1, 2, 4)), rng.choice((1, 2))
@@ -103,55 +172,50 @@ def _add_job(
     if ended > now:
         state = JobState.RUNNING if started < now else JobState.READY
     done = 1.0 if ended <= now else max(now - started, 0) / trained
-    rows[JobRow].append(_job(number, submitted, started if started < now else None, ended if ended <= now else None,
-                             state, 20.0 * done, workers, ps, rng))  # fmt: skip
-    first = max(1, int((submitted - begin) / SLOT_SECONDS) + 1)
-    last = min(slots, int((min(ended, now) - begin) / SLOT_SECONDS))
-    previous = (0, 0)
-    for slot in range(first, last + 1):
-        size = (workers, ps) if begin + slot * SLOT_SECONDS >= started else (0, 0)
-        rows[DecisionRow].append(_decision(slot, number, size, previous, rng))
-        if slot in shadow:
-            other = (max(size[0] + rng.choice((-1, 0, 0, 1)), 0), size[1])
-            rows[ShadowAllocationRow].append(
-                {"slot": slot, "job_number": number, "workers": other[0], "ps": other[1], "guard": "",
-                 "binding_constraint": rng.choice(_CONSTRAINTS), "reason": "the next worker saves 31 s"}
-            )  # fmt: skip
-        previous = size
+    rows.add(JobRow, _job(number, submitted, started if started < now else None, ended if ended <= now else None,
+                          state, 20.0 * done, workers, ps, rng))  # fmt: skip
+    # Each twelfth job loses a worker halfway, if it has several.
+    shrinks = started + trained / 2 if number % 12 == 0 and workers > 1 else math.inf
+    job = _Timeline(number, submitted, started, shrinks, ended, workers, ps)
     if started >= now:
-        return
-    over = ended <= now
+        return job
     for role, many, demand in (("worker", workers, _WORKER), ("ps", ps, _PS)):
         for ordinal in range(many):
-            failed = over and state is JobState.FAILED
-            _add_task(rows, number, role, ordinal, demand, started, ended if over else None, failed=failed)
+            left = shrinks if (role, ordinal) == ("worker", workers - 1) else math.inf
+            failed = state is JobState.FAILED and left == math.inf
+            left = min(left, ended)
+            _add_task(rows, number, role, ordinal, demand, started, left if left <= now else None, failed=failed)
     for point in range(1, 6):
         at = started + (min(ended, now) - started) * point / 5
-        rows[ProgressRow].append(_reported(4 * point * done, workers, ps) | {"job_number": number, "at": at})
-    rows[RuntimePlanRow].append(
+        rows.add(ProgressRow, _reported(4 * point * done, workers, ps) | {"job_number": number, "at": at})
+    rows.add(
+        RuntimePlanRow,
         {"job_number": number, "number": 1, "at": started, "first_version": 1, "workers": workers, "servers": ps,
          "added": (), "removed": (), "moved_bytes": 2**20, "prepare_ms": 3.0, "move_ms": 9.0,
-         "suspension_p50_ms": 0.1, "suspension_max_ms": rng.uniform(0, 9)}
+         "suspension_p50_ms": 0.1, "suspension_max_ms": rng.uniform(0, 9)},
     )  # fmt: skip
+    return job
 
 
 def _add_task(
-    rows: dict[type[Base], list[dict[str, Any]]], number: int, role: str, ordinal: int, demand: Resources,
-    started: float, ended: float | None, *, failed: bool,
+    rows: _Rows, number: int, role: str, ordinal: int, demand: Resources, started: float, ended: float | None, *,
+    failed: bool,
 ) -> None:  # fmt: skip
     name, node = f"{role}-{ordinal}", f"n{(number + ordinal) % 32}"
     joining = role == "worker" and ordinal == 1 and ended is None
     state = "joined" if joining else "confirmed" if ended is None else "failed" if failed else "released"
-    rows[TaskRow].append(
+    rows.add(
+        TaskRow,
         {"job_number": number, "id": name, "role": role, "ordinal": ordinal, "node": node, "demand": demand,
          "state": state, "handle": f"{number}.{ordinal}", "asked_at": started - 9, "granted_at": started - 5,
          "ended_at": ended, "since": started if ended is None else ended, "cause": "failed" if failed else "",
-         "note": "FAILED (NonZeroExitCode), exit status 1" if failed else ""}
+         "note": "FAILED (NonZeroExitCode), exit status 1" if failed else ""},
     )  # fmt: skip
-    rows[TaskReportRow].append(
+    rows.add(
+        TaskReportRow,
         {"job_number": number, "task": name, "at": started + 60, "gpus": 1, "gpu_percent": 80.0, "step_ms": 120.0,
          "cause": "out-of-memory" if failed else "", "how": "killed by signal 9" if failed else "",
-         "slowdown": 2.5 if ended is None else None, "slowdown_reason": "node is busy" if ended is None else ""}
+         "slowdown": 2.5 if ended is None else None, "slowdown_reason": "node is busy" if ended is None else ""},
     )  # fmt: skip
     events = [("grow", "asked", started - 9), ("grow", "granted", started - 5), ("grow", "joined", started - 2)]
     if not joining:
@@ -159,16 +223,18 @@ def _add_task(
     if ended is not None:
         events += [("shrink", "draining", ended - 2), ("shrink", state, ended)]
     for direction in dict.fromkeys(direction for direction, *_ in events):
-        rows[ResizeRow].append(
+        rows.add(
+            ResizeRow,
             {"job_number": number, "task": name, "direction": direction, "role": role, "node": node,
              "began_at": next(at for way, _, at in events if way == direction),
              "granted_at": started - 5 if direction == "grow" else None,
-             "ended_at": (None if joining else started) if direction == "grow" else ended}
+             "ended_at": (None if joining else started) if direction == "grow" else ended},
         )  # fmt: skip
     for step, (direction, entered, at) in enumerate(events):
-        rows[ResizeEventRow].append(
+        rows.add(
+            ResizeEventRow,
             {"job_number": number, "task": name, "direction": direction, "state": entered, "step": step, "at": at,
-             "note": ""}
+             "note": ""},
         )  # fmt: skip
 
 

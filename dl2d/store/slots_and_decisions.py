@@ -17,7 +17,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d.core.cluster import NodeSet, NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
-from dl2d.core.jobs import Allocation, JobKey, User
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, User
 from dl2d.core.json_codec import T, decode
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
@@ -27,6 +27,7 @@ from dl2d.store.jobs import JobRow, job_numbers, owned_by
 from dl2d.store.policy_versions import version_number
 from dl2d.store.row_mapping import (
     EMPTY,
+    ZERO,
     Base,
     Choice,
     CompressedJson,
@@ -141,6 +142,13 @@ class ShadowAllocationRow(_Decided, Base):
     __tablename__ = "shadow_allocations"
     __table_args__ = (Index(None, "job_number", "slot"),)
 
+    given_workers: Mapped[int] = mapped_column(
+        server_default=ZERO, comment="workers that the job was given in the slot"
+    )
+    given_ps: Mapped[int] = mapped_column(
+        server_default=ZERO, comment="parameter servers that the job was given in the slot"
+    )
+
 
 class SlotResourceRow(Base):
     """Capacity and use of one resource in one slot."""
@@ -216,6 +224,7 @@ class SqlSlots(StoreTables):
                 if slot.shadow is None
                 else version_number(connection, slot.shadow.policy, slot.shadow.policy_version),
             )
+            given = {each.job: each.allocation for each in decision.jobs}
             deciders = {each.by for each in decision.jobs if each.by is not None}
             versions: dict[Decider | None, int | None] = {by: version_number(connection, *by) for by in deciders}
             connection.execute(insert(table_of(SlotRow)), values)
@@ -224,7 +233,14 @@ class SqlSlots(StoreTables):
                     {**_decision_values(slot.number, numbers[each.job], each), "version_number": versions.get(each.by)}
                     for each in decision.jobs
                 ],
-                ShadowAllocationRow: [_decided_values(slot.number, numbers[each.job], each) for each in shadow],
+                ShadowAllocationRow: [
+                    {
+                        **_decided_values(slot.number, numbers[each.job], each),
+                        "given_workers": given.get(each.job, NOTHING).workers,
+                        "given_ps": given.get(each.job, NOTHING).ps,
+                    }
+                    for each in shadow
+                ],
                 SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
             }
             for model, of_model in rows.items():

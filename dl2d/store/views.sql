@@ -6,8 +6,15 @@
 -- the amount of resource Y in the demand X, and {event X} when a resize entered the state X. Timestamps are UTC in
 -- SQLite, with time zone in PostgreSQL.
 
+CREATE VIEW slot_times AS
+SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago
+FROM slots;
+
+COMMENT ON VIEW slot_times IS 'When each scheduling interval was decided: decisions of the last days are found fast by their slot, not by days_ago.';
+COMMENT ON COLUMN slot_times.days_ago IS 'days from the decision until now';
+
 CREATE VIEW decision_history AS
-SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
+SELECT decisions.slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
        jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.account, jobs.model,
        COALESCE(decisions.policy, slots.policy) AS policy,
        COALESCE(decisions.policy_version, slots.policy_version) AS policy_version,
@@ -25,19 +32,21 @@ COMMENT ON COLUMN decision_history.policy_version IS 'its version, or name and r
 COMMENT ON COLUMN decision_history.version_number IS 'policy_versions.number of what decided; NULL if not a version';
 
 CREATE VIEW shadow_decisions AS
-SELECT slots.number AS slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
+SELECT shadow_allocations.slot, {time slots.at} AS at, ({now} - slots.at) / 86400 AS days_ago,
        jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_name, jobs.account, jobs.model,
        slots.shadow_policy AS policy, slots.shadow_policy_version AS policy_version,
        slots.shadow_version_number AS version_number,
-       decisions.workers AS given_workers, decisions.ps AS given_ps,
+       shadow_allocations.given_workers, shadow_allocations.given_ps,
        shadow_allocations.workers, shadow_allocations.ps,
-       CASE WHEN shadow_allocations.workers = decisions.workers AND shadow_allocations.ps = decisions.ps THEN 'same'
-            WHEN shadow_allocations.workers + shadow_allocations.ps > decisions.workers + decisions.ps THEN 'more'
-            WHEN shadow_allocations.workers + shadow_allocations.ps < decisions.workers + decisions.ps THEN 'less'
+       CASE WHEN shadow_allocations.workers = shadow_allocations.given_workers
+                 AND shadow_allocations.ps = shadow_allocations.given_ps THEN 'same'
+            WHEN shadow_allocations.workers + shadow_allocations.ps
+                 > shadow_allocations.given_workers + shadow_allocations.given_ps THEN 'more'
+            WHEN shadow_allocations.workers + shadow_allocations.ps
+                 < shadow_allocations.given_workers + shadow_allocations.given_ps THEN 'less'
             ELSE 'other' END AS compared,
        shadow_allocations.binding_constraint, shadow_allocations.reason, shadow_allocations.guard
 FROM shadow_allocations
-JOIN decisions ON decisions.slot = shadow_allocations.slot AND decisions.job_number = shadow_allocations.job_number
 JOIN jobs ON jobs.number = shadow_allocations.job_number
 JOIN slots ON slots.number = shadow_allocations.slot;
 
@@ -45,8 +54,6 @@ COMMENT ON VIEW shadow_decisions IS 'What dl2d would have given each job in mode
 COMMENT ON COLUMN shadow_decisions.days_ago IS 'days from the decision until now';
 COMMENT ON COLUMN shadow_decisions.policy IS 'policy that dl2d asked';
 COMMENT ON COLUMN shadow_decisions.policy_version IS 'its version';
-COMMENT ON COLUMN shadow_decisions.given_workers IS 'workers that the job had';
-COMMENT ON COLUMN shadow_decisions.given_ps IS 'parameter servers that the job had';
 COMMENT ON COLUMN shadow_decisions.workers IS 'workers that dl2d would have given';
 COMMENT ON COLUMN shadow_decisions.ps IS 'parameter servers that dl2d would have given';
 COMMENT ON COLUMN shadow_decisions.compared IS 'dl2d would have given the same, more tasks, less tasks, or other (as many tasks of other roles)';

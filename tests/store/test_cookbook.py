@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filled_store import cookbook, fill, on_day
+from filled_store import cookbook, cpu_clock, fill, on_day
 from migrated import sqlite_store
 from sqlalchemy import Boolean, Connection, Float, Integer, inspect, text
 
@@ -64,9 +64,6 @@ def test_each_question_has_an_answer(filled: Connection, number: int, query: str
     if number == 3:
         query = query.replace("2026-11-20 04:00", "2999-01-01 00:00").replace("03:00", "00:00")
         query = on_day(query, _NOW - 2 * 86_400)
-    if number == 4:  # no job of this store shrinks while it trains
-        assert filled.execute(text(query)).all() == []
-        return
     rows = filled.execute(text(query)).all()
     assert rows, f"question {number} has no answer in a store where it should have one"
     assert all(any(value is not None for value in row) for row in rows)
@@ -83,8 +80,20 @@ def test_no_question_reads_a_whole_table_for_each_row_of_another(filled: Connect
         assert max(scans.values()) <= 1, f"question {number}"
 
 
+@pytest.mark.parametrize("number", [13, 17, 18])
+def test_decisions_of_the_last_days_are_found_by_an_index(filled: Connection, number: int) -> None:
+    """Otherwise the time grows with the length of the history."""
+    (query,) = (query for each, _, query in QUESTIONS if each == number)
+    if filled.dialect.name == "sqlite":
+        steps = [step for *_, step in filled.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()]
+        assert any("(slot>?)" in step for step in steps), steps
+
+
 def test_a_month_of_many_jobs_is_answered_quickly(tmp_path: Path) -> None:
-    """SQLite does 35 million of its instructions in a second, so in 200 ms 450 for each of 15,000 jobs (measured)."""
+    """A month of 500 jobs a day takes 15 times the instructions of these days. Questions on the last week in mode
+    shadow, which is 5 days long here, take 7 times as many. SQLite does 50 million of its instructions in a second
+    (measured), so 10 million in 200 ms.
+    """
     url = sqlite_store(tmp_path / "dl2d.sqlite")
     fill(url, days=10, jobs_per_day=100, now=_NOW, shadow_last=True)
     database, instructions = Database(Place.parse(url)), Counter[int]()
@@ -103,7 +112,8 @@ def test_a_month_of_many_jobs_is_answered_quickly(tmp_path: Path) -> None:
             driver.set_progress_handler(None, 0)
     database.close()
     assert max(instructions.values()) > 100_000
-    assert {number: each for number, each in instructions.items() if each > 450 * 1000} == {}
+    month = {number: each * (7 if number in (17, 18) else 15) for number, each in instructions.items()}
+    assert {number: each for number, each in month.items() if each > 10_000_000} == {}
 
 
 @pytest.mark.slow
@@ -113,7 +123,7 @@ def test_a_month_of_many_jobs_is_answered_quickly(tmp_path: Path) -> None:
 def test_a_month_of_500_jobs_a_day_is_answered_in_time(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    """Each question takes less than 200 ms on a machine that does nothing else; other programs may take ten times."""
+    """Each question takes less than 200 ms of CPU time: that of other programs does not count."""
     url = sqlite_store(tmp_path / "dl2d.sqlite")
     if kind == "postgresql":
         url = request.getfixturevalue("kept_postgres_url")
@@ -124,12 +134,16 @@ def test_a_month_of_500_jobs_a_day_is_answered_in_time(
             connection.execute(text("ANALYZE"))
     seconds = {}
     with database.reading("asking") as connection:
+        clock = cpu_clock(connection)
         for number, _, query in QUESTIONS:
-            begin = time.perf_counter()
-            connection.execute(text(on_day(query, _NOW - 86_400))).all()
-            seconds[number] = time.perf_counter() - begin
+            taken = []
+            for _ in range(3):
+                begin = clock()
+                connection.execute(text(on_day(query, _NOW - 86_400))).all()
+                taken.append(clock() - begin)
+            seconds[number] = min(taken)
     database.close()
-    assert {number: each for number, each in seconds.items() if each > 2.0} == {}
+    assert {number: each for number, each in seconds.items() if each > 0.2} == {}
 
 
 def _one(connection: Connection, query: str) -> Any:

@@ -229,6 +229,7 @@ def _add_history(world: ApiWorld, first: int, count: int) -> None:
         add(DecisionRow, [row | {"detail": None} for row in copies(DecisionRow, **of_slot)])
         shadow = {column.name for column in table_of(ShadowAllocationRow).c}
         add(ShadowAllocationRow, [{name: value for name, value in row.items() if name in shadow}
+                                  | {"given_workers": row["workers"], "given_ps": row["ps"]}
                                   for row in copies(DecisionRow, **of_slot)])  # fmt: skip
         add(SlotResourceRow, copies(SlotResourceRow, slot=lambda n: -n))
         if connection.dialect.name == "postgresql":  # as autovacuum does

@@ -140,6 +140,11 @@ def test_slots(store: SqlStore) -> None:
     jobs, tasks = slots[0].snapshot.jobs, slots[0].snapshot.tasks
     assert slots[:2] == [a_slot(1, jobs, tasks), a_slot(2, jobs, tasks, guarded=True)]
     assert slots[2].shadow == a_slot(3, jobs, tasks, guarded=True).decision
+    with store._database.reading("test") as connection:
+        given = text("SELECT given_workers, given_ps FROM shadow_allocations WHERE slot = 3 ORDER BY job_number")
+        sizes = connection.execute(given).all()
+    assert sizes == [each.allocation for each in slots[2].decision.jobs]
+    assert any(any(size) for size in sizes)
     newest = store.decisions(a_job(2).key)[0]
     assert (newest.slot, newest.decided) == (3, slots[2].decision.jobs[0])
     assert [summary.changed for summary in store.slots()] == [2, 0, 2]
