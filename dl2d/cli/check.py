@@ -61,7 +61,7 @@ from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check import priorities_advice
-from dl2d_slurm.sbatch_options import options_of_anchor_alone, refuse_directives
+from dl2d_slurm.sbatch_options import refuse_directives, remarks
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission_backends import chosen_backend
 from dl2d_yarn.cluster_check import check_cluster
@@ -423,12 +423,12 @@ def _nodes(settings: Settings) -> tuple[Node, ...]:
 
 
 def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Iterator[Finding]:
-    alone: list[str] = []
+    said: tuple[str, ...] = ()
     try:
         if is_batch_script(path):
             request, script = read_batch_script(path, rules), read_bounded(path)
             refuse_directives(script)
-            alone = options_of_anchor_alone(script)
+            said = remarks(script)
         else:
             request = JobFile.read(path, rules).checked
         check_feasible(request, RmListing(0.0, nodes, ()))
@@ -437,5 +437,5 @@ def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Itera
         return
     bounds = f"{request.min_workers} to {request.max_workers} workers, {request.min_ps} to {request.max_ps} PSs"
     yield Finding(str(path), True, f"{request.name}: {request.model}, {request.epochs:g} epochs, {bounds}")
-    if alone:
-        yield Finding(str(path), True, f"of its #SBATCH lines, these do not hold for tasks: {', '.join(alone)}")
+    for line in said:
+        yield Finding(str(path), True, line)

@@ -56,7 +56,7 @@ class Canary:
     def includes(self, job: Job) -> bool:
         """Whether a job belongs to its group. Depends on nothing but the job's key and owner."""
         if self.partition:
-            return job.owner.partition == self.partition
+            return self.partition in job.owner.partition.split(",")
         if self.account:
             return job.owner.account == self.account
         return fraction(job.key) < self.share

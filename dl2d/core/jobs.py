@@ -198,6 +198,7 @@ class Owner:
     uid: int
     gid: int
     account: str = ""
+    #: Partition or queue of its tasks; several are separated by commas.
     partition: str = ""
     qos: str = ""
 

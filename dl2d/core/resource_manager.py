@@ -413,6 +413,8 @@ class Anchor:
     handle: str = ""
     #: Where its user wrote what ``script`` says, for messages.
     source: str = "#DL2 lines"
+    #: What its user should know of it, for the job's output.
+    remarks: tuple[str, ...] = ()
 
 
 class ResourceManager(Protocol):

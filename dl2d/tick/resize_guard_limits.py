@@ -236,7 +236,8 @@ def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[LimitScope, str, R
     return (
         (LimitScope.USER, owner.user, rules.per_user),
         (LimitScope.ACCOUNT, owner.account, rules.per_account),
-        (LimitScope.PARTITION, owner.partition, rules.per_partition),
+        # Its tasks may run in several.
+        *((LimitScope.PARTITION, name, rules.per_partition) for name in owner.partition.split(",")),
     )
 
 

@@ -76,6 +76,19 @@ def test_for_which_jobs_a_limit_holds(text: str, jobs: set[str]) -> None:
     assert found == jobs
 
 
+@pytest.mark.parametrize(("setting", "left"), [("", None), ("gpu", 6), ("gpu,small", 6), ("small", None)])
+def test_limits_in_a_partition_hold_for_jobs_whose_tasks_run_there(
+    slurm: FakeSlurm, manager_on: Managers, setting: str, left: float | None
+) -> None:
+    """Of 9 CPUs, others use 2 and a task in the partition 1; another task runs elsewhere."""
+    tasks = [live_task(str(number), f"dl2:fake.7.9:worker-{number}") for number in (20, 21)]
+    rows = [job_row(20, Comment=tasks[0].tag), job_row(21, Comment=tasks[1].tag, Partition="small")]
+    slurm.answer("squeue", rows=[job_row(7, Partition="cpu", Account="a"), *rows])
+    slurm.answer("scontrol", stdout=ASSOCIATION.format("a", "alice(7)", "gpu", "", "N(0)", "cpu=9(3)", ""))
+    limits = manager_on(partition=setting).listing(tasks=tasks).growth_limits
+    assert [limit.left["cpu"] for limit in limits] == ([] if left is None else [left])
+
+
 def test_limits_of_tasks_of_a_job_array_name_their_handles(slurm: FakeSlurm, manager_on: Managers) -> None:
     array = [job_row(8 + task, JobArrayID=f"8_{task}", QOS="high") for task in (0, 1)]
     slurm.answer("squeue", rows=[*array, job_row(20, QOS="high", Comment="dl2:fake.8_1.9:worker-1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, live_task, node_row, task
@@ -81,6 +82,45 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
         "8": (["n1", "n2"], "partition small"),
     }
     assert [node.state for node in listing.nodes] == [NodeState.UP] * 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "own", "tasks", "nodes"),
+    [
+        ("", "small", "small", "n2"),
+        ("gpu", "small", "gpu", None),
+        ("gpu,small", "small", "small", "n2"),
+        ("gpu,small", "gpu", "gpu", "n1"),
+        ("gpu,small", "cpu", "gpu,small", None),
+    ],
+)
+def test_tasks_run_in_their_anchors_partition_if_the_settings_name_it_else_in_those_that_they_name(
+    authentication: FakeSlurm, manager_on: Managers, setting: str, own: str, tasks: str, nodes: str | None
+) -> None:
+    rows = [node_row("n1"), node_row("n2", PartitionName="small"), node_row("n3", PartitionName="cpu")]
+    authentication.answer("sinfo", rows=rows)
+    authentication.answer("squeue", rows=[OWNER_ROW | job_row(12, Partition=own)])
+    manager = manager_on(cluster="fake", partition=setting)
+    eligible = manager.listing().eligible_nodes
+    assert {name for found in eligible.values() for name in found.nodes} == ({nodes} if nodes else set())
+    owner = manager.authenticate("12", CREDENTIAL).owner
+    assert owner.partition == tasks
+    for listed in (True, False):
+        manager.submit(task(owner=replace(owner, partition=own), node=""))
+        assert f"--partition={tasks}" in authentication.calls("sbatch")[-1].argv, listed
+        authentication.answer("squeue", rows=[])
+        manager.listing()
+
+
+def test_a_job_is_told_which_of_its_options_do_not_hold_for_its_tasks(
+    authentication: FakeSlurm, manager_on: Managers
+) -> None:
+    text = "#!/bin/sh\n#SBATCH -L matlab --mail-type=END --time=30 -p gpu\n#DL2 model=resnet-50\ntrue\n"
+    authentication.answer("scontrol", stdout=text)
+    alone = "of the #SBATCH lines, these do not hold for tasks: --licenses, --mail-type"
+    assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).remarks == (alone,)
+    elsewhere = "tasks of this job run in partition small, not in gpu as its batch job does"
+    assert manager_on(cluster="fake", partition="small").authenticate("12", CREDENTIAL).remarks == (alone, elsewhere)
 
 
 def test_an_idle_reserved_node_takes_tasks_only_if_a_job_has_the_reservation(
@@ -894,7 +934,13 @@ def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, mana
         (NEW, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", True),
         (NEW, "PartitionName=gpu Exclusive=NODE OverSubscribe=NO State=UP", "another line", False),
         (OLD | {"Exclusive": "NO"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", False),
-        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", False),
+        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", True),
+        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", "another line", False),
+        (NEW, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", "another line", True),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "another line", True),
+        ({"OverSubscribe": "MCS"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "another line", True),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=YES OverSubscribe=NO", "another line", False),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu OverSubscribe=EXCLUSIVE", "another line", False),
     ],
 )
 def test_nodes_of_its_own_are_refused_unless_all_jobs_have_them(

@@ -159,7 +159,7 @@ def test_a_mark_counts_only_on_jobs_of_the_anchors_owner() -> None:
     parsed = parse_jobs(jobs_of(*rows), WORD, tasks={task.tag: task})  # it has no handle yet
     tags = {job.handle: job.tag for job in parsed.jobs}
     assert tags == {"7": "", "8": TAG, "9": "", "10": "dl2:lab.6.1:worker-1"}
-    assert [anchor for anchor, _ in parsed.tasks] == ["7"]
+    assert [(anchor, partition) for anchor, partition, _ in parsed.tasks] == [("7", "gpu")]
 
 
 @given(st.text(max_size=300))

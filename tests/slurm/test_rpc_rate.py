@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, repeat
 
 import pytest
@@ -10,6 +12,7 @@ from slurm_fakes import Clock, FakeSlurm, Managers, identity, job_row, task
 
 from dl2d.core.errors import Unavailable, Waiting
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.rpc_rate import RpcRate
 
 #: RPCs of a listing: of squeue and sinfo at most, and of the reservations, which are asked for once a minute.
 LISTING = 5
@@ -87,12 +90,60 @@ def test_listings_are_limited_by_themselves(slurm: FakeSlurm, manager_on: Manage
     for _ in range(6):
         clock.now += 1
         manager.listing()
-    with pytest.raises(Waiting, match=r"listed 6 times in the last minute.* again in 55 s"):
+    with pytest.raises(Waiting, match=r"30 RPCs .* in the last minute, 30 of them for listings .* again in 55 s"):
         manager.listing()
     clock.now += 56
     slurm.forget()
     manager.listing()
     assert [call.name for call in slurm.calls()] == ["squeue", "sinfo"]
+
+
+def test_no_more_than_the_maximum_is_sent_whatever_listings_and_registrations_ask_besides(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """There are a reservation and, in each listing, new jobs, of which the nodes that they exclude are asked for."""
+    manager = manager_on(rpcs_per_minute=100, submit_rate_per_second=1000, cluster="fake")
+    submit_all(manager)
+    register_all(slurm, manager, count(1001))
+    slurm.answer("scontrol", stdout=f"ReservationName=ml StartTime=1 EndTime={clock.now + 900:.0f} Nodes=n2 TRES=cpu=8")
+    for number in count(100):
+        slurm.answer("squeue", rows=[job_row(number, State="PENDING", Reason="Resources")])
+        clock.now += 1
+        try:
+            manager.listing()
+        except Waiting:
+            break
+    assert 80 < manager.call_statistics().last_minute <= 100
+    assert manager.start_allowance().tasks == 0
+    slurm.answer("squeue", rows=[job_row(number) for number in range(80)])
+    manager.stop([identity(number) for number in range(80)], 0.0)
+    clock.now += 58
+    manager.listing()  # those that cancelled the jobs do not count
+
+
+def test_registrations_that_run_at_once_count_with_all_that_they_may_send(clock: Clock) -> None:
+    rate = RpcRate(100, clock.timer)
+    over = threading.Event()
+
+    def register(user: int) -> bool:
+        try:
+            with rate.registration(user):
+                admitted.release()
+                return over.wait(30)
+        except Waiting:
+            admitted.release()
+            return False
+
+    admitted = threading.Semaphore(0)
+    with ThreadPoolExecutor(9) as pool:
+        running = [pool.submit(register, user) for user in range(8)]
+        for _ in running:
+            assert admitted.acquire(timeout=30)
+        with rate.listing():
+            assert rate.start_allowance().tasks == 100 // 6
+        over.set()
+    assert sum(each.result() for each in running) == 5
+    assert rate.start_allowance().tasks == 50
 
 
 @pytest.mark.parametrize(

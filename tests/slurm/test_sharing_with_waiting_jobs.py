@@ -208,6 +208,21 @@ def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
     assert "9" not in limit.anchors
 
 
+def test_rules_of_the_partitions_of_a_jobs_tasks_hold_whatever_that_of_its_anchor(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    places = [("n1", "gpu"), ("n2", "small"), ("n3", "cpu")]
+    slurm.answer("sinfo", rows=[node_row(node, PartitionName=partition) for node, partition in places])
+    task = {"Comment": TAG, "tres-alloc": "cpu=3,mem=1000M,node=1"}
+    slurm.answer("squeue", rows=[job_row(7, Partition="cpu"), job_row(8, **task), job_row(9, Partition="small")])
+    rules = [{"partition": "gpu", "yield": "never", "max_share": 0.5}]
+    for setting, jobs in (("gpu", {"7", "8", "9"}), ("gpu,small", {"7", "8"})):
+        listing = manager_on(sharing=rules, partition=setting).listing(tasks=[live_task("8", TAG)])
+        assert {job.handle for job in listing.jobs if job.yields is Yields.NEVER} == jobs
+        (limit,) = listing.growth_limits
+        assert (limit.anchors, limit.left["cpu"]) == (jobs, 4 - 3)
+
+
 def test_of_jobs_with_a_tag_only_tasks_of_the_store_count_in_a_share(slurm: FakeSlurm, manager_on: Managers) -> None:
     """Alice has removed the comment of one of her tasks, and written that of a task on a job that is none."""
     slurm.answer("sinfo", rows=[node_row("n1")])

@@ -198,6 +198,12 @@ def test_a_withdrawn_policy_is_not_asked_until_the_mode_or_version_changes(faili
     assert failing.state.set_aside is None  # the next context says whether it still is
 
 
+def test_the_jobs_of_a_partition_are_those_whose_tasks_may_run_there() -> None:
+    canary = Canary(policy="a", version="1", fallback="b", began_at=0, partition="p")
+    jobs = [replace(make_job(1), owner=Owner("ann", 1, 1, partition=name)) for name in ("p", "q,p", "pq", "")]
+    assert [canary.includes(job) for job in jobs] == [True, True, False, False]
+
+
 def test_a_share_is_a_part_of_every_larger_share() -> None:
     jobs = [make_job(number, submitted=1000 + number) for number in range(2000)]
     tenth, half = (

@@ -149,6 +149,16 @@ def test_a_limit_counts_all_jobs_of_a_user_and_nobody_elses() -> None:
     assert decision.jobs[1].guarded[0].text == "jobs of ann may hold gpu=5 together"
 
 
+def test_a_job_whose_tasks_may_run_in_several_partitions_counts_in_each() -> None:
+    partitions = ("p", "p,q", "q", "other")
+    jobs = [replace(a_job(n + 1), owner=Owner("ann", 1, 1, partition=name)) for n, name in enumerate(partitions)]
+    snapshot = a_snapshot(jobs, BIG)
+    rules = GuardRules(per_partition=Resources.of(gpu=5))
+    decision = guard(a_decision(snapshot, *[(4, 4)] * 4), snapshot, rules, GuardState())
+    assert [entry.allocation.workers for entry in decision.jobs] == [4, 1, 4, 4]
+    assert decision.jobs[1].guarded[0].text == "jobs in partition p may hold gpu=5 together"
+
+
 @pytest.mark.parametrize(
     ("left", "gets"),
     [

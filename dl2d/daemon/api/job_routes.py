@@ -165,6 +165,8 @@ def register(body: Registration, request: Request, services: Services = Depends(
         "token": services.credentials.token(anchor.key),
         "heartbeat_seconds": services.heartbeat_seconds(),
         "static": static,
+        # Of a static job dl2d starts no tasks.
+        "remarks": [] if static else list(anchor.remarks),
     }
 
 

@@ -61,13 +61,18 @@ class AssociationLimit:
 
     def holds_for(self, options: AnchorOptions, user: str) -> bool:
         """Whether it limits the tasks of an anchor with these options of this user."""
+        partitions = options.partition.split(",")
         return (
             self.qos in ("", options.qos)
             and (not self.accounts or options.account in self.accounts)
             and self.user in ("", user)
-            and self.partition in ("", options.partition)
-            and options.partition not in self.other_partitions
+            and (not self.partition or self.partition in partitions)
+            and not self.other_partitions.issuperset(partitions)
         )
+
+    def counts(self, partition: str) -> bool:
+        """Whether a task job in this partition, of an anchor for which it holds, counts."""
+        return self.partition in ("", partition) and partition not in self.other_partitions
 
 
 def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[AssociationLimit, ...]:
@@ -179,14 +184,10 @@ def _resource(kind: str) -> str:
 
 
 class AssociationLimits:
-    """The limits that hold for elastic jobs, asked for once a minute; more rarely where Slurm does not tell.
+    """The limits that hold for elastic jobs, asked for once a minute; more rarely where Slurm does not tell."""
 
-    ``partition`` is that in which all tasks run, or "" where they run in those of their anchors.
-    """
-
-    def __init__(self, commands: Commands, partition: str = "") -> None:
+    def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._partition = partition
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
@@ -199,7 +200,7 @@ class AssociationLimits:
 
         ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them.
         """
-        anchors = _Anchors(jobs, self._partition)
+        anchors = _Anchors(jobs)
         if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
             self._asked = now
             self._ask(anchors, now)
@@ -207,7 +208,7 @@ class AssociationLimits:
             for limit in self._limits.get(user, ()):
                 if not (ids := anchors.of(limit)):
                     continue
-                ours = anchors.held(ids)
+                ours = anchors.held(ids, limit)
                 left = {name: most - limit.used[name] - ours.get(name, 0.0) for name, most in limit.amounts.items()}
                 if left.pop("jobs", 1.0) <= 0:
                     left = dict.fromkeys(resources, 0.0)
@@ -236,7 +237,7 @@ class AssociationLimits:
         limits = defaultdict(list)
         for limit in parse_limits(answer.stdout, anchors.users):
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
-            ours = anchors.held(anchors.of(limit))
+            ours = anchors.held(anchors.of(limit), limit)
             used = {name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
         self._limits, self._failures, self._told = limits, 0, now
@@ -245,7 +246,7 @@ class AssociationLimits:
 class _Anchors:
     """Jobs of a listing that may be anchors, by user and the options that say which limits hold for them."""
 
-    def __init__(self, jobs: Jobs, partition: str) -> None:
+    def __init__(self, jobs: Jobs) -> None:
         self._ids: dict[str, dict[AnchorOptions, list[str]]] = {}
         self._handles: dict[str, str] = {}
         for job in jobs.jobs:
@@ -253,12 +254,12 @@ class _Anchors:
             if anchor not in jobs.options:
                 continue
             given = jobs.options[anchor]
-            scope = AnchorOptions(partition=partition or given.partition, account=given.account, qos=given.qos)
+            scope = AnchorOptions(partition=given.partition, account=given.account, qos=given.qos)
             self._ids.setdefault(job.user, {}).setdefault(scope, []).append(anchor)
             self._handles[anchor] = job.handle
-        self._rooms: defaultdict[str, list[Resources]] = defaultdict(list)
-        for anchor, room in jobs.tasks:
-            self._rooms[anchor].append(room)
+        self._tasks: defaultdict[str, list[tuple[str, Resources]]] = defaultdict(list)
+        for anchor, partition, room in jobs.tasks:
+            self._tasks[anchor].append((partition, room))
 
     @property
     def users(self) -> Collection[str]:
@@ -280,7 +281,8 @@ class _Anchors:
         """Handles of anchors."""
         return frozenset(self._handles[anchor] for anchor in ids)
 
-    def held(self, ids: Iterable[str]) -> dict[str, float]:
-        """What the running tasks of anchors hold together."""
-        rooms = [room for anchor in ids if anchor in self._rooms for room in self._rooms[anchor]]
+    def held(self, ids: Iterable[str], limit: AssociationLimit) -> dict[str, float]:
+        """What the running tasks of anchors that count for a limit hold together."""
+        tasks = (task for anchor in ids if anchor in self._tasks for task in self._tasks[anchor])
+        rooms = [room for partition, room in tasks if limit.counts(partition)]
         return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}

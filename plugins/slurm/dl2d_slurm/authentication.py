@@ -11,7 +11,7 @@ from dl2d_slurm.command_output_values import owner_of, seconds
 from dl2d_slurm.commands import Commands, failure
 from dl2d_slurm.partitions import is_exclusive
 from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, new_word, records
-from dl2d_slurm.sbatch_options import own_options, refuse_options
+from dl2d_slurm.sbatch_options import own_options, refuse_options, remarks
 from dl2d_slurm.slurm_states import job_state
 
 _ID = re.compile(r"[0-9]{1,18}")
@@ -121,6 +121,7 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         script=script,
         options=own_options(found),
         handle=rm_id,
+        remarks=remarks(script),
     )
 
 

@@ -30,7 +30,7 @@ _RANGE: Final = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 _ENTRY: Final = re.compile(rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+")
 _HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
 
-#: Fields of squeue that say whether no other job gets anything of a job's nodes. Releases before 26.05 know no
+#: Fields of squeue that say with whom a job does not share its nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
 WHOLE_NODE_FIELDS: Final = ("OverSubscribe", "Exclusive")
 
@@ -61,11 +61,21 @@ def time_span(days: str | None, *parts: str | None) -> int:
     return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
-def has_whole_nodes(record: Mapping[str, str]) -> bool:
-    """Whether a job gets whole nodes, by a record of squeue with ``WHOLE_NODE_FIELDS``."""
+def exclusive_kind(record: Mapping[str, str]) -> str:
+    """Who does not share a job's nodes with it, by a record of squeue with ``WHOLE_NODE_FIELDS``; "" for nobody.
+
+    ``NODE`` and ``TOPO``: any other job; ``USER``: other users' jobs; ``MCS``: those with other labels.
+    """
     if record["Exclusive"]:
-        return record["Exclusive"] in ("NODE", "TOPO")
-    return record["OverSubscribe"] == "NO"
+        kind = record["Exclusive"]
+    else:
+        kind = "NODE" if record["OverSubscribe"] == "NO" else record["OverSubscribe"]
+    return kind if kind in ("NODE", "TOPO", "USER", "MCS") else ""
+
+
+def has_whole_nodes(record: Mapping[str, str]) -> bool:
+    """Whether no other job gets anything of a job's nodes, by a record of squeue with ``WHOLE_NODE_FIELDS``."""
+    return exclusive_kind(record) in ("NODE", "TOPO")
 
 
 @lru_cache(4096)

@@ -13,15 +13,11 @@ from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
 
 
 def with_limits(
-    jobs: Sequence[RmJob],
-    options: Mapping[str, AnchorOptions],
-    resources: Collection[str],
-    partition: str = "",
+    jobs: Sequence[RmJob], options: Mapping[str, AnchorOptions], resources: Collection[str]
 ) -> tuple[RmJob, ...]:
     """The jobs, with the limit of each task that waits for one.
 
     ``options`` are those of jobs, by the ids by which users know them; ``resources`` are the names of all there are.
-    ``partition`` is that in which all tasks run, or "" where they run in those of their anchors.
 
     A task's own options say what it shares the limit with: its user may have changed its QOS. Slurm has the same
     reasons for the QOS of a job and that of its partition, so such a limit is learned for jobs that share both.
@@ -42,7 +38,7 @@ def with_limits(
                 for each in jobs
                 if (of := options.get(each.array_id or each.handle)) is not None
                 and (_scope(limit, of, each.user) == scope if scope else (each.array_id or each.handle) == mark[0].id)
-                and (not of_qos or partitions & set((partition or of.partition).split(",")))
+                and (not of_qos or partitions & set(of.partition.split(",")))
             )
             left = {name: 0.0 for name in resources if _is_limited(name, limit)}
             whose = ", ".join(f"{kind} {name}" for kind, name in scope) or f"job {mark[0].id}"

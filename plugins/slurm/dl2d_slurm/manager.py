@@ -37,7 +37,7 @@ from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.excluded_nodes import ExcludedNodes, Phase
 from dl2d_slurm.limits_from_reason_codes import with_limits
-from dl2d_slurm.partitions import Partition, partitions_of, task_minutes
+from dl2d_slurm.partitions import Partition, partitions_of, task_minutes, task_partitions
 from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     LISTING_ENVIRONMENT,
@@ -131,7 +131,7 @@ class SlurmManager:
         self._control = self._job_control(environment)
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
-        self._limits = AssociationLimits(self._commands, settings.partition)
+        self._limits = AssociationLimits(self._commands)
         self._withheld_room = WithheldRoom(timer)
         self._submit_rate = TokenBucket(settings.submit_rate_per_second, clock=clock, sleep=sleep)
         #: Live tasks of the store in the last call of ``listing``, by handle, or by tag where they have none yet.
@@ -191,7 +191,11 @@ class SlurmManager:
             and 0 <= now - self._last.at < self._settings.poll_floor_seconds
         ):
             return self._last
-        self._rate.list()
+        with self._rate.listing():
+            return self._new_listing(now, ended_since if ask_accounting else None)
+
+    def _new_listing(self, now: float, ended_since: float | None) -> RmListing:
+        """Ask Slurm; of accounting the jobs that ended after ``ended_since``, if that is given."""
         last_change = self._last_change
         word = new_word()
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
@@ -202,7 +206,10 @@ class SlurmManager:
         arrays = ("--array",) if rules else ()
         answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
         sharing = self._settings.sharing
-        jobs = parse_jobs(answer, word, fields=fields, rules=rules, sharing=sharing, tasks=self._tasks)
+        jobs = parse_jobs(
+            answer, word, fields=fields, rules=rules, sharing=sharing, partition=self._settings.partition,
+            tasks=self._tasks,
+        )  # fmt: skip
         # Jobs of other partitions may wait for the same nodes.
         answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
         nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])
@@ -229,7 +236,7 @@ class SlurmManager:
             self._report_once(remark)
         ended: tuple[RmJob, ...] = ()
         ended_until = now
-        if ask_accounting and ended_since is not None:
+        if ended_since is not None:
             listed = {(job.handle, job.submitted) for job in jobs.jobs}
             ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
         # One that is ending may still be given tasks, until its coordinator counts as silent.
@@ -242,9 +249,9 @@ class SlurmManager:
         # Tasks name the id by which their anchor's user knows it, which in an array is not its handle.
         handles = {job.array_id or job.handle: job.handle for job in jobs.jobs}
         anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
-        held = [(handles.get(anchor, anchor), room) for anchor, room in jobs.tasks]
+        held = [(partition, room) for _, partition, room in jobs.tasks]
         seen_nodes = with_held(with_reserved(nodes, reservations, running.values(), now), jobs)
-        seen_jobs = with_limits(jobs.jobs, jobs.options, resources, self._settings.partition)
+        seen_jobs = with_limits(jobs.jobs, jobs.options, resources)
         listing = RmListing(
             now,
             seen_nodes,
@@ -298,7 +305,8 @@ class SlurmManager:
         if task.job.id in self._anchors and task.job.id not in self._excluded:
             self._excluded.ask({task.job.id: Phase(task.job.submitted, waits=False)})
         inherited = self._options_of(task.job.id)
-        names = partitions_of(self._settings.partition or task.owner.partition, task.node, self._partitions)
+        chosen = task_partitions(task.owner.partition, self._settings.partition)
+        names = partitions_of(chosen, task.node, self._partitions)
         argv = options(
             task, self._settings, self._spelling,
             as_owner=as_owner, partition=",".join(names),
@@ -322,7 +330,7 @@ class SlurmManager:
         return answer.job_id
 
     def _owner_now(self, task: TaskSpec) -> Owner:
-        """The owner of a task, with partition, account and QOS of its anchor where that is listed.
+        """The owner of a task, with the partitions of its tasks, account and QOS of its anchor where that is listed.
 
         They may have changed since the job registered, as after it was requeued.
         """
@@ -339,11 +347,8 @@ class SlurmManager:
         self, eligibility: Eligibility, running: Mapping[str, AnchorOptions]
     ) -> dict[str, EligibleNodes]:
         """The nodes that tasks of jobs may use, by the handles of their anchors; without those that may use all."""
-        partition, limit = self._settings.partition, self._max_task_seconds()
-        found = (
-            (handle, eligibility.of(structs.replace(anchor, partition=partition) if partition else anchor, limit))
-            for handle, anchor in running.items()
-        )
+        limit = self._max_task_seconds()
+        found = ((handle, eligibility.of(anchor, limit)) for handle, anchor in running.items())
         return {handle: eligible for handle, eligible in found if eligible is not None}
 
     def _ask_reservations(self, now: float) -> Sequence[Reservation]:
@@ -425,7 +430,12 @@ class SlurmManager:
             self._excluded.ask({found.key.id: Phase(found.key.submitted, waits=False)})
         # The next tick starts its tasks by its anchor's options, which a listing from before it started lacks.
         self._void_listing()
-        return found
+        own = found.owner.partition
+        partition = task_partitions(own, self._settings.partition)
+        remarks = list(found.remarks)
+        if partition != own:
+            remarks.append(f"tasks of this job run in partition {partition}, not in {own} as its batch job does")
+        return replace(found, owner=replace(found.owner, partition=partition), remarks=tuple(remarks))
 
     def authenticate_user(self, credential: str, payload: str) -> int:
         """One unmunge; see ``UserAuthenticator``."""

@@ -1,4 +1,4 @@
-"""Partitions: to which of them a task job is submitted, with which time limit, and which give each job whole nodes."""
+"""Partitions: in which of them tasks run, with which time limit, and which give their jobs nodes of their own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dl2d_slurm.command_output_values import has_whole_nodes
+from dl2d_slurm.command_output_values import exclusive_kind
 from dl2d_slurm.commands import Commands
 
-#: A partition whose jobs all get nodes of their own. The second form is that of Slurm 26.05.
+#: Partitions whose jobs all get nodes of their own, and those that give each node to the jobs of one user. The second
+#: forms are those of Slurm 26.05.
 _EXCLUSIVE_PARTITION = re.compile(
     r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
 )
+_EXCLUSIVE_USER_PARTITION = re.compile(r"^PartitionName=(\S+) .*\b(?:ExclusiveUser=YES|Exclusive=USER)\b", re.MULTILINE)
 _LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 
 
@@ -27,6 +29,16 @@ class Partition:
     max_seconds: float | None = None
     #: Its state if it starts no jobs, such as ``inact``; empty if it does.
     down: str = ""
+
+
+def task_partitions(anchor: str, setting: str) -> str:
+    """Partitions of the task jobs of an anchor, as a comma-separated list, by its own and those of the settings.
+
+    They are those of the anchor that the settings name; where these name none of them, all that they name; and where
+    they name none at all, the anchor's.
+    """
+    named = setting.split(",")
+    return ",".join(name for name in anchor.split(",") if name in named) or setting or anchor
 
 
 def partitions_of(names: str, node: str, partitions: Mapping[str, Partition]) -> Sequence[str]:
@@ -53,15 +65,19 @@ def task_minutes(
 
 
 def is_exclusive(commands: Commands, record: Mapping[str, str]) -> bool:
-    """Whether a job's user asked for nodes of its own: two more queries if it has them.
+    """Whether a job's user asked for nodes that other jobs, or those of other users, do not share: two more queries if
+    it has such nodes.
 
     All jobs of an exclusive partition have, and all jobs with ``SelectType=select/linear``.
     """
-    if not has_whole_nodes(record):
+    kind = exclusive_kind(record)
+    if not kind:
         return False
     partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
     config = commands.run("scontrol", "show", "config")
     if partitions.status != 0 or config.status != 0:
         return False
     exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
+    if kind in ("USER", "MCS"):
+        exclusive.update(_EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
     return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None

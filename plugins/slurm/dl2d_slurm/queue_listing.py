@@ -25,7 +25,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, present, seconds
 from dl2d_slurm.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
-from dl2d_slurm.partitions import Partition
+from dl2d_slurm.partitions import Partition, task_partitions
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
 from dl2d_slurm.sharing_with_waiting_jobs import (
     WAITING_FIELDS,
@@ -79,10 +79,11 @@ class Jobs:
     strange: tuple[str, ...] = ()
     #: Records that could not be read: jobs may be missing.
     unreadable: tuple[str, ...] = ()
-    #: Options of each job that has not ended, by the id by which its user knows it.
+    #: Options of each job that has not ended, by the id by which its user knows it; with the partitions that its tasks
+    #: would have.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
-    #: What each of dl2d's tasks holds, with the id of its anchor.
-    tasks: tuple[tuple[str, Resources], ...] = ()
+    #: The anchor's id, the partition and what it holds, of each of dl2d's tasks.
+    tasks: tuple[tuple[str, str, Resources], ...] = ()
     #: Jobs that wait for room, and are no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
     #: Node and room of each task job that waits for nothing but this room, by handle.
@@ -146,13 +147,14 @@ def parse_jobs(
     fields: Sequence[str] = JOB_FIELDS,
     rules: Sequence[SlurmStaticJobRule] = (),
     sharing: Sequence[SharingRule] = (),
+    partition: str = "",
     tasks: Mapping[str, Task] = MappingProxyType({}),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs of others are watched; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom
-    elastic jobs yield. ``tasks`` are dl2d's live tasks by handle, or by tag where they have no handle yet: they
-    have their tags, whatever their users have made of their comments.
+    elastic jobs yield. ``partition`` is that of the settings. ``tasks`` are dl2d's live tasks by handle, or by tag
+    where they have no handle yet: they have their tags, whatever their users have made of their comments.
     """
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
@@ -162,7 +164,7 @@ def parse_jobs(
     options: dict[str, AnchorOptions] = {}
     #: By both ids, since a job may be listed twice, and tasks of an array have one.
     waiting: dict[tuple[str, str], WaitingJob] = {}
-    held: list[tuple[str, str, Resources]] = []
+    held: list[tuple[str, str, str, Resources]] = []
     for record in records(text, fields, word):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
@@ -189,11 +191,13 @@ def parse_jobs(
         if job.tag and job.state.holds_resources:
             job = replace(job, held=_held(record))
             if task is not None:
-                held.append((job.handle, task.job.id, job.held))
+                held.append((job.handle, task.job.id, record["Partition"], job.held))
         if not job.state.ended:
             # Of jobs with a tag, too: an anchor's user may write one into its comment.
-            options[job.array_id or job.handle] = AnchorOptions.of(record)
-            yields = sharing_rule(record["Partition"], sharing).yields
+            own = AnchorOptions.of(record)
+            own = replace(own, partition=task_partitions(own.partition, partition))
+            options[job.array_id or job.handle] = own
+            yields = sharing_rule(own.partition, sharing).yields
             job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
         if job.state is RmJobState.PENDING:
@@ -205,7 +209,7 @@ def parse_jobs(
     ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
     return Jobs(
         tuple(jobs), tuple(ending), tuple(running), tuple(dict.fromkeys(strange)), tuple(unreadable), options,
-        tuple((anchor, room) for handle, anchor, room in held if handle in ours),
+        tuple((anchor, name, room) for handle, anchor, name, room in held if handle in ours),
         tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
         {
             job.handle: (node, found.claim.demand)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
@@ -23,7 +24,13 @@ _RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 
     ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping"), 1
 )
 _SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit"})
+_CANCELLATIONS: Final = frozenset({"scancel", "slurmrestd jobs"})
+#: RPCs of a listing, and the maximum: with excluded nodes, reservations and limits.
 _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
+_MAX_LISTING_RPCS: Final = _LISTING_RPCS + _RPCS["squeue"] + 2 * _RPCS["scontrol"]
+#: Maximum number of RPCs of a registration: for the job and the nodes that it excludes, its script, the partitions and
+#: the configuration.
+_MAX_REGISTRATION_RPCS: Final = 2 * _RPCS["squeue"] + 3 * _RPCS["scontrol"]
 #: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute, or
 #: while they alone had less than their own part.
 _STARTS, _OWN_PART = 1 / 2, 1 / 6
@@ -32,7 +39,7 @@ _OF_USER: Final = 1 / 8
 #: While no other user's jobs have tried to register in the last minute, they only wait when this part was sent in all:
 #: another one's then still find room in ``_STARTS``.
 _OF_LONE_USER: Final = _STARTS - _OF_USER
-#: Listings may use this part whatever else was sent.
+#: Listings may use this part, whatever else was sent up to the maximum.
 _LISTINGS: Final = 1 / 3
 _SPAN_SECONDS: Final = 60.0
 #: What Slurm's commands say when slurmctld has too much to do, or limits the caller's rate.
@@ -46,15 +53,24 @@ _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 5.0, 60.0
 _CALM_SECONDS: Final = 60.0
 
 
+@dataclass(slots=True, eq=False)
+class _Activity:
+    """A registration or a listing, for which a thread sends RPCs."""
+
+    #: Whose job registers; None for a listing.
+    user: int | None
+    #: How many RPCs it may still send.
+    left: int
+
+
 class _Sent(NamedTuple):
     """RPCs that a command has sent."""
 
     at: float
     rpcs: int
-    #: Whether it has submitted a job.
-    starts: bool
-    #: Whose job it has authenticated, if any.
-    user: int | None
+    command: str
+    #: For what, if it was for a registration or a listing.
+    activity: _Activity | None
 
 
 class RpcRate:
@@ -62,9 +78,10 @@ class RpcRate:
 
     No more than ``per_minute`` RPCs are sent in any minute, not counting those that cancel jobs, which never wait.
     Starts and registrations wait while half of ``per_minute`` were sent in the last minute, but a sixth is reserved for
-    starts, a sixth for registrations and a third for listings. Registrations of one user wait when they have used an
-    eighth and other users register, too, or three eighths were sent in all. While slurmctld is overloaded all of these
-    wait, 5 s at first, then twice as long each time, up to 60 s.
+    starts, a sixth for registrations and a third for listings. A registration or a listing begins only if all RPCs that
+    it may send are allowed. Registrations of one user wait when they have used an eighth and other users register, too,
+    or three eighths were sent in all. While slurmctld is overloaded all of these wait, 5 s at first, then twice as long
+    each time, up to 60 s.
 
     Parameters
     ----------
@@ -79,11 +96,10 @@ class RpcRate:
         self._timer = timer
         self._lock = threading.Lock()
         self._sent: deque[_Sent] = deque()
-        #: In ``user``, for whose registration a thread sends RPCs.
-        self._thread = threading.local()
+        #: What runs in each thread, by its identifier.
+        self._running: dict[int, _Activity] = {}
         #: When a job of each user last tried to register, by user id.
         self._tried: dict[int, float] = {}
-        self._listings: deque[float] = deque()
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._overloads = self._overloads_in_a_row = 0
@@ -98,7 +114,10 @@ class RpcRate:
         with self._lock:
             now = self._timer()
             self._calls[command] += 1
-            self._sent.append(_Sent(now, rpcs, command in _SUBMISSIONS, getattr(self._thread, "user", None)))
+            activity = self._running.get(threading.get_ident())
+            if activity is not None:
+                activity.left = max(activity.left - rpcs, 0)
+            self._sent.append(_Sent(now, rpcs, command, activity))
             return now
 
     def ended(self, command: str, begin: float, *, overloaded: bool) -> None:
@@ -122,14 +141,12 @@ class RpcRate:
     def start_allowance(self) -> StartAllowance:
         """How many tasks may be submitted now."""
         with self._lock:
-            return StartAllowance(*self._left(self._last_minute(lambda sent: sent.starts)))
+            return StartAllowance(*self._left(self._last_minute(lambda sent: sent.command in _SUBMISSIONS)))
 
     def check_registrations(self) -> None:
         """Raise ``Waiting`` where no job can be authenticated now."""
         with self._lock:
-            left, reason = self._left(self._registrations())
-        if not left:
-            raise Waiting(reason)
+            self._check_registrations()
 
     @contextmanager
     def registration(self, user: int) -> Iterator[None]:
@@ -138,24 +155,24 @@ class RpcRate:
         Raises
         ------
         Waiting
-            The user's jobs have registered too often in the last minute.
+            The user's jobs have registered too often in the last minute, or no job can be authenticated now.
         """
         with self._lock:
             now = self._timer()
             self._tried = {each: at for each, at in self._tried.items() if now - at < _SPAN_SECONDS} | {user: now}
             alone = len(self._tried) == 1
-            sent, in_all = self._last_minute(lambda each: each.user == user), self._last_minute()
-        if sent >= self._per_minute * _OF_USER and not (alone and in_all < self._per_minute * _OF_LONE_USER):
-            raise Waiting(f"jobs of user {user} have registered too often in the last minute: this took {sent} RPCs "
-                          f"to slurmctld (rpcs_per_minute={self._per_minute})")  # fmt: skip
-        self._thread.user = user
-        try:
+            sent, in_all = self._by_user()[user], self._last_minute() + self._expected()
+            if sent >= self._per_minute * _OF_USER and not (alone and in_all < self._per_minute * _OF_LONE_USER):
+                raise Waiting(f"jobs of user {user} have registered too often in the last minute: this took {sent} "
+                              f"RPCs to slurmctld (rpcs_per_minute={self._per_minute})")  # fmt: skip
+            self._check_registrations()
+            self._running[threading.get_ident()] = _Activity(user, _MAX_REGISTRATION_RPCS)
+        with self._until_end():
             yield
-        finally:
-            self._thread.user = None
 
-    def list(self) -> None:
-        """Count a listing that begins.
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """Count what this thread sends meanwhile as a listing.
 
         Raises
         ------
@@ -165,14 +182,18 @@ class RpcRate:
         with self._lock:
             if reason := self._pause():
                 raise Waiting(reason)
-            now = self._timer()
-            while self._listings and now - self._listings[0] >= _SPAN_SECONDS:
-                self._listings.popleft()
-            if (len(self._listings) + 1) * _LISTING_RPCS > self._per_minute * _LISTINGS:
-                wait = self._listings[0] + _SPAN_SECONDS - now
-                raise Waiting(f"Slurm was listed {len(self._listings)} times in the last minute, as often as "
-                              f"rpcs_per_minute={self._per_minute} allows; again in {wait:.0f} s")  # fmt: skip
-            self._listings.append(now)
+            wait = max(
+                self._seconds_until(self._per_minute * _LISTINGS - _LISTING_RPCS, _is_of_listing),
+                self._seconds_until(self._per_minute - self._expected() - _MAX_LISTING_RPCS, _is_limited),
+            )
+            if wait:
+                listings = self._last_minute(_is_of_listing)
+                raise Waiting(f"{self._last_minute()} RPCs were sent to slurmctld in the last minute, {listings} of "
+                              f"them for listings (rpcs_per_minute={self._per_minute}); listed again in {wait:.0f} s"
+                              )  # fmt: skip
+            self._running[threading.get_ident()] = _Activity(None, _MAX_LISTING_RPCS)
+        with self._until_end():
+            yield
 
     def statistics(self) -> CallStatistics:
         """What was sent so far."""
@@ -183,22 +204,59 @@ class RpcRate:
         left = self._paused_until - self._timer()
         return f"Slurm is overloaded or limits the rate of RPCs; asked again in {left:.0f} s" if left > 0 else ""
 
-    def _left(self, own: int) -> tuple[int, str]:
-        """How many RPCs may be sent of those of which ``own`` were sent in the last minute, and why not more."""
+    @contextmanager
+    def _until_end(self) -> Iterator[None]:
+        """Forget at the end what runs in this thread."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[threading.get_ident()]
+
+    def _left(self, own: int, least: int = 1) -> tuple[int, str]:
+        """How many RPCs may be sent of those of which ``own`` were sent in the last minute, and why not more.
+
+        None if fewer than ``least`` would be sent in all before the maximum is reached.
+        """
         if reason := self._pause():
             return 0, reason
-        sent = self._last_minute()
+        sent, expected = self._last_minute(), self._expected()
         reason = f"{sent} RPCs were sent to slurmctld in the last minute (rpcs_per_minute={self._per_minute})"
-        shared = int(self._per_minute * _STARTS) - sent
-        return max(shared, int(self._per_minute * _OWN_PART) - own, 0), reason
+        in_all = self._per_minute - self._last_minute(_is_limited) - expected
+        shared = int(self._per_minute * _STARTS) - sent - expected
+        left = max(shared, int(self._per_minute * _OWN_PART) - own, 0)
+        return min(left, in_all) if in_all >= least else 0, reason
 
-    def _registrations(self) -> int:
-        """RPCs of registrations in the last minute; of those of a user, no more than his part counts."""
+    def _check_registrations(self) -> None:
+        of_each = int(self._per_minute * _OF_USER)
+        own = sum(min(rpcs, of_each) for rpcs in self._by_user().values())
+        left, reason = self._left(own, _MAX_REGISTRATION_RPCS)
+        if not left:
+            raise Waiting(reason)
+
+    def _by_user(self) -> Counter[int]:
+        """RPCs of registrations in the last minute, and those that are expected, by user id."""
         users = Counter[int]()
+        sent = ((each.activity, each.rpcs) for each in self._recent())
+        for activity, rpcs in (*sent, *((activity, activity.left) for activity in self._running.values())):
+            if activity is not None and activity.user is not None:
+                users[activity.user] += rpcs
+        return users
+
+    def _expected(self) -> int:
+        """How many RPCs registrations and listings that run may still send."""
+        return sum(activity.left for activity in self._running.values())
+
+    def _seconds_until(self, most: float, counts: Callable[[_Sent], bool]) -> float:
+        """In how many seconds no more than so many RPCs of a kind will have been sent in the last minute."""
+        sent, wait = self._last_minute(counts), 0.0
         for each in self._recent():
-            if each.user is not None:
-                users[each.user] += each.rpcs
-        return sum(min(rpcs, int(self._per_minute * _OF_USER)) for rpcs in users.values())
+            if sent <= most:
+                break
+            if counts(each):
+                sent, wait = sent - each.rpcs, each.at + _SPAN_SECONDS - self._timer()
+        # So many may be expected that they are too many already.
+        return wait if sent <= most else max(wait, 1.0)
 
     def _last_minute(self, counts: Callable[[_Sent], bool] | None = None) -> int:
         return sum(sent.rpcs for sent in self._recent() if counts is None or counts(sent))
@@ -209,6 +267,14 @@ class RpcRate:
         while self._sent and now - self._sent[0].at >= _SPAN_SECONDS:
             self._sent.popleft()
         return self._sent
+
+
+def _is_of_listing(sent: _Sent) -> bool:
+    return sent.activity is not None and sent.activity.user is None
+
+
+def _is_limited(sent: _Sent) -> bool:
+    return sent.command not in _CANCELLATIONS
 
 
 def is_overloaded(said: str) -> bool:

@@ -53,7 +53,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
 
     #: When it reaches its time limit, seconds since 1970; 0 where squeue does not say.
     ends: int = 0
-    #: Partition in which it runs, or a list with commas while it waits.
+    #: Partition, or a list with commas.
     partition: str = ""
     reservation: str = ""
     #: Expression over features of nodes (``--constraint``).
@@ -152,6 +152,12 @@ def options_of_anchor_alone(script: str) -> list[str]:
     """Options in ``#SBATCH`` lines that do not hold for tasks, without dl2d's own. Raises ``Rejected``."""
     names = dict.fromkeys(_directives(script))
     return [f"--{name}" for name in names if name not in _OF_TASKS and not name.startswith("dl2-")]
+
+
+def remarks(script: str) -> tuple[str, ...]:
+    """What the user of a job should know of the options in its ``#SBATCH`` lines. Raises ``Rejected``."""
+    alone = options_of_anchor_alone(script)
+    return (f"of the #SBATCH lines, these do not hold for tasks: {', '.join(alone)}",) if alone else ()
 
 
 def own_options(record: Mapping[str, str]) -> str:

@@ -61,8 +61,8 @@ class SlurmSettings(ManagerSettings):
 
     #: Name of the cluster, the first part of its jobs' keys; "" asks Slurm for its ClusterName.
     cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = ""
-    #: Partition whose nodes dl2d sees and in which tasks run (a comma list is allowed); "" for all nodes, and for each
-    #: task the partition of its anchor.
+    #: Partitions whose nodes dl2d sees and in which tasks run, each in that of its anchor if this is one of them; ""
+    #: for all nodes, and for each task the partition of its anchor.
     partition: Annotated[
         str, Text(4096, _PARTITION, "a partition's name or a comma list of them"), BeforeValidator(_text)
     ] = ""

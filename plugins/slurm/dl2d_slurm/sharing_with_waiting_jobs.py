@@ -69,8 +69,9 @@ DEFAULT_RULE: Final = SharingRule()
 
 
 def sharing_rule(partition: str, rules: Sequence[SharingRule]) -> SharingRule:
-    """The first rule that matches a partition."""
-    return next((rule for rule in rules if fnmatchcase(partition, rule.partition)), DEFAULT_RULE)
+    """The first rule that matches a partition, or one of a comma-separated list."""
+    names = partition.split(",")
+    return next((rule for rule in rules if any(fnmatchcase(name, rule.partition) for name in names)), DEFAULT_RULE)
 
 
 def priority(record: Mapping[str, str]) -> int:
@@ -220,19 +221,20 @@ def share_limits(
     nodes
         All nodes that dl2d sees.
     anchors
-        Partition of each job that may be an anchor, by handle.
+        Partitions of the tasks of each job that may be an anchor, as a comma-separated list, by handle.
     held
-        What each task job holds, with the handle of its anchor.
+        What each task job holds, with its partition.
     """
     limited = {name: share for name in partitions if (share := sharing_rule(name, rules).max_share) < 1}
     if not limited:
         return
     members: dict[str, list[str]] = defaultdict(list)
-    for handle, partition in anchors.items():
-        members[partition].append(handle)
+    for handle, names in anchors.items():
+        for name in names.split(","):
+            members[name].append(handle)
     taken: dict[str, list[Resources]] = defaultdict(list)
-    for handle, room in held:
-        taken[anchors.get(handle, "")].append(room)
+    for name, room in held:
+        taken[name].append(room)
     nodes = [node for node in nodes if node.state is not NodeState.DOWN]
     for name, share in limited.items():
         capacity = Resources.total(node.capacity for node in nodes if node.name in partitions[name].nodes)

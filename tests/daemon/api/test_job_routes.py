@@ -101,6 +101,7 @@ def test_the_time_to_drain_a_task_begins_with_the_first_answer_after_a_gap(world
 class TestRegistration:
     def test_an_anchor_that_the_manager_authenticates_becomes_a_job(self, world):
         key = world.add_anchor()
+        world.manager.anchors["7"] = replace(world.manager.anchors["7"], remarks=("its licences are its own",))
         answer = world.register()
         assert answer.status_code == 200
         assert answer.json() == {
@@ -109,6 +110,7 @@ class TestRegistration:
             "token": world.credentials.token(key),
             "heartbeat_seconds": 1.5,
             "static": False,
+            "remarks": ["its licences are its own"],
         }
         job = world.store.job(key)
         assert (job.request.name, job.request.epochs, job.anchor, job.state) == ("mine", 3, "7", JobState.SUBMITTED)

@@ -166,6 +166,7 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     said = process.stderr.read()
     assert "not available" in said
     assert "looks like a secret: MY_TOKEN" in said
+    assert "its licences are its own" in said
     assert daemon.beats[-1]["state"] == "cancelled"
 
 

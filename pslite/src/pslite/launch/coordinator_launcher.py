@@ -235,4 +235,7 @@ def _register(
             **({"options": given} if given else {}),  # an older daemon knows no options
         }
 
-    return register(daemon, body, say, _NOT_AVAILABLE)
+    registration = register(daemon, body, say, _NOT_AVAILABLE)
+    for line in registration.remarks:
+        say(line)
+    return registration

@@ -27,6 +27,8 @@ class Registration(msgspec.Struct):
     heartbeat_seconds: float = 1.0
     #: the daemon only observes the job and starts no tasks: the launcher starts them beside the coordinator
     static: bool = False
+    #: what the user should know of the job, each a line of its output
+    remarks: list[str] = []
 
 
 def register(
