@@ -42,6 +42,8 @@ class RecordedSlots:
     nodes: Sequence[Node]
     #: The requests of the newest jobs.
     requests: Sequence[JobRequest]
+    #: Whether as many slots were read as may be: there may be older ones.
+    limit_reached: bool = False
 
     @property
     def note(self) -> str:
@@ -50,11 +52,13 @@ class RecordedSlots:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Add the note to the error of too few samples."""
+        """Add to the error of too few samples what was not read."""
         try:
             yield
         except TooFewSamples as error:
-            raise TooFewSamples(f"{error}; {self.note}" if self.note else str(error)) from None
+            limited = f"only the newest {len(self.slots)} slots with jobs were read: raise --slots"
+            told = [str(error), *([limited] if self.limit_reached else []), *([self.note] if self.note else [])]
+            raise TooFewSamples("; ".join(told)) from None
 
     def with_days(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint that says on which days it was trained, so that it is not compared on these."""
@@ -63,7 +67,7 @@ class RecordedSlots:
 
 
 def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int) -> RecordedSlots:
-    """The newest slots outside the days on which versions are compared, of one policy or of all.
+    """The newest slots with jobs outside the days on which versions are compared, of one policy or of all.
 
     No more than ``limit`` slots are read, however many are left out. Raises ``RequestError`` where there are none.
     """
@@ -74,18 +78,24 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
             problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""
         except WorkloadError as error:
             days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
-        listed = store.slots(limit=limit, policy=policy, outside=() if days is None else days.held_out_times)
+        outside = () if days is None else days.held_out_times
+        listed = store.slots(limit=limit, policy=policy, outside=outside, with_jobs=True)
         found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
         nodes, requests = nodes_and_requests(store)
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
         where = "" if days is None else f" outside {_names(days)}"
-        raise RequestError("--slots", f"the store has no recorded slots{whose}{where}")
-    times = sorted(slot.at for slot in found)
-    between = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
+        raise RequestError("--slots", f"the store has no recorded slots with jobs{whose}{where}")
+    # Between two of them may have been slots without jobs.
+    between = [
+        (later.at - earlier.at) / (later.number - earlier.number)
+        for earlier, later in itertools.pairwise(found)
+        if later.at > earlier.at
+    ]
     return RecordedSlots(
         slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
         slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
+        limit_reached=len(listed) == limit,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+import typer
+
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.imitation_report import comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.options import reading
@@ -41,6 +43,10 @@ def train_dl2_supervised(
         With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster.
     """
     began = time.monotonic()
+    if recorded.problem:
+        typer.echo(
+            f"the checkpoint will have dl2d's own weights, whatever is learned: {recorded.problem}", err=True
+        )  # fmt: skip
     with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
         show = show_on_bar(display, "learning")
         days, reason = recorded.days, recorded.problem
@@ -75,8 +81,9 @@ def train_dl2_supervised(
         if replays.problem:
             raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written; record more days first")
     weights = "fitted weights" if is_better else "dl2d's own weights"
+    not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
     lines = [
-        f"{found.states} choices learned from",
+        f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}",
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),

@@ -44,7 +44,7 @@ def supervised(
         typer.Option(
             min=2,
             max=100_000,
-            help="Newest slots that are learned from, outside the days on which versions are compared.",
+            help="Newest slots with jobs that are learned from, outside the days on which versions are compared.",
         ),
     ] = 2000,
     policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,

@@ -91,6 +91,7 @@ def check_on_workloads(checkpoint: Checkpoint, workloads: Sequence[Workload], *,
 def replay_line(found: ReplayCheck) -> str:
     """What a replay check without a problem says."""
     ended = f"{found.ended} of {counted(found.jobs, 'job')}"
-    if found.ended < found.jobs:
-        return f"{ended} ended in {MAX_REPLAY_SECONDS:.0f} s of replays; the rest was left out"
+    if found.cut_short:
+        rest = ", ".join(found.cut_short)
+        return f"{ended} ended in {MAX_REPLAY_SECONDS:.0f} s of replays; not replayed to the end: {rest}"
     return f"{ended} started and ended in replays"

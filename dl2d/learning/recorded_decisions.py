@@ -81,10 +81,7 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
     """
     given = [recording for recording in recordings if recording.snapshot.jobs]
     if len(given) < _MIN_SLOTS:
-        raise TooFewSamples(
-            f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)} "
-            f"({len(recordings)} with those that had none)"
-        )
+        raise TooFewSamples(f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)}")
     jobs = len({job.key for recording in given for job in recording.snapshot.jobs})
     if jobs < min_jobs:
         raise TooFewSamples(

@@ -44,6 +44,8 @@ class ReplayCheck:
     #: Number of jobs that ended in the replays, and of all that were to be replayed: fewer where time was up.
     ended: int
     jobs: int
+    #: The workloads that were not replayed to their ends since time was up.
+    cut_short: tuple[str, ...] = ()
 
 
 def generated_load(
@@ -97,14 +99,14 @@ def replay_check(
         if clock() > until:
             raise _TimeUp
 
-    def found(problem: str = "") -> ReplayCheck:
-        return ReplayCheck(problem=problem, ended=ended, jobs=total)
+    def found(problem: str = "", cut_short: Sequence[str] = ()) -> ReplayCheck:
+        return ReplayCheck(problem=problem, ended=ended, jobs=total, cut_short=tuple(cut_short))
 
-    for name, workload in workloads.items():
+    for number, (name, workload) in enumerate(workloads.items()):
         try:
             done = replay(workload, policy, placement, rules=rules, timer=clock, progress=show)
         except _TimeUp:
-            break
+            return found(cut_short=list(workloads)[number:])
         except IdleCluster as error:
             count, jobs = error.waiting, len(workload.jobs)
             return found(f"leaves {count} of {jobs} jobs waiting on an idle cluster in a replay of {name}")

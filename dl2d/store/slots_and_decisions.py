@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, func, insert, or_, select
+from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, exists, func, insert, or_, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import NodeSet, NodeState, Snapshot
@@ -301,17 +301,24 @@ class SqlSlots(StoreTables):
             return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
 
     def slots(
-        self, *, limit: int = 100, policy: str | None = None, outside: Iterable[tuple[float, float]] = ()
-    ) -> tuple[SlotSummary, ...]:
+        self, *, limit: int = 100, policy: str | None = None, outside: Iterable[tuple[float, float]] = (),
+        with_jobs: bool = False,
+    ) -> tuple[SlotSummary, ...]:  # fmt: skip
         """Newest first: those in which one policy decided, or all, outside some times (from, until; the latter is not
         one of them).
 
-        Slots that do not count are passed over by number, time and policy alone, some 20 us each.
+        ``with_jobs``: only those with decisions on jobs. Slots that are older than all decisions count as well: their
+        decisions may have been deleted.
+
+        Slots that do not count are passed over by number, time, policy and the index of decisions, some 20 us each.
         """
         query = select(*_SUMMARY.columns).order_by(SlotRow.number.desc()).limit(limit)
         query = query.where(*(or_(SlotRow.at < begin, SlotRow.at >= end) for begin, end in outside))
         if policy is not None:
             query = query.where(SlotRow.policy == policy)
+        if with_jobs:
+            first_decided = select(func.min(DecisionRow.slot)).scalar_subquery()
+            query = query.where(exists().where(DecisionRow.slot == SlotRow.number) | (SlotRow.number < first_decided))
         with self._database.reading("listing slots") as connection:
             return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
 

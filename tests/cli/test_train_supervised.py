@@ -175,6 +175,8 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     assert (scorer == with_checkpoint().checkpoint.weights["scorer"]).all()
     report = (out / "report.md").read_text()
     assert "dl2d's own weights: completion times cannot be compared" in report
+    assert "choices learned from; the fitted weights, which the checkpoint does not have, compare as follows" in report
+    assert f"the checkpoint will have dl2d's own weights, whatever is learned: {said['reason']}" in ran.err
     assert "size as before: " in report
 
 
@@ -229,7 +231,10 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert "are needed (the 1 day that it was trained on and jobs that did not end do not count)" in saved["reason"]
     ran = dl2d(*train[:2], "--min-jobs", "24", *train[4:])
     assert ran.status == 1
-    assert f"at least 24 are needed; record more, or lower --min-jobs; not learned from: {days[1]}" in ran.err
+    too_few = "at least 24 are needed; record more, or lower --min-jobs; "
+    assert (
+        f"{too_few}only the newest 20 slots with jobs were read: raise --slots; not learned from: {days[1]}" in ran.err
+    )
 
 
 @pytest.mark.parametrize(("differing", "said"), [(0.0, []), (0.2, ["drf"])])
@@ -311,4 +316,4 @@ def test_options_of_the_papers_network_are_refused_for_dl2(dl2d: Dl2d) -> None:
 def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:
     ran = dl2d("train", "supervised", "--from-store", "-c", recorded.config, "--policy", "nobody", "-o", tmp_path / "o")
     assert ran.status == 2
-    assert "the store has no recorded slots in which nobody decided" in ran.err
+    assert "the store has no recorded slots with jobs in which nobody decided" in ran.err

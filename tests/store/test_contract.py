@@ -460,6 +460,10 @@ class TestSlots:
         (second,) = store.slots(limit=1, policy="drf", outside=[(newest.at, newest.at + 1.0), (0.0, 1.0)])
         assert second.number == 2
         assert store.slots(policy="fifo") == ()
+        # Slots without jobs are passed over.
+        store.record_slot(a_slot(4, ()))
+        store.record_slot(a_slot(5, ()))
+        assert [summary.number for summary in store.slots(limit=2, with_jobs=True)] == [3, 2]
 
     def test_a_number_can_be_recorded_once(self, store):
         store.add_job(job := a_job())
