@@ -18,17 +18,22 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
-from dl2d.daemon.api.connection_limits import Connection, client_group, is_loopback
+from dl2d.daemon.api.connection_limits import Connection, client_gone, client_group, is_loopback
 from dl2d.daemon.api.request_limits import (
     BYTES_PER_HEARTBEAT,
+    COST_PER_HEARTBEAT,
     MAX_BODY_BYTES,
+    MAX_PARSING_COST,
     MAX_PUBLIC_BODY_BYTES,
     MAX_REPORT_BYTES,
+    parsing_cost,
     too_many,
 )
 from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
+
+_TOO_MANY_HEARTBEATS = "heartbeats of this job, or too large ones"
 
 
 async def services_of(request: Request) -> Services:
@@ -40,6 +45,7 @@ class PublicRoute(APIRoute):
     """Route for everybody, within the rate limit. A registration proves in its body whose job it is."""
 
     max_body: ClassVar[int] = MAX_PUBLIC_BODY_BYTES
+    max_parsing_cost: ClassVar[int] = MAX_PARSING_COST
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See ``APIRoute``: what answers a request, once it is admitted."""
@@ -64,7 +70,22 @@ class PublicRoute(APIRoute):
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request."""
+        await self.receive_body(request)
         return await handle(request)
+
+    async def receive_body(self, request: Request) -> int:
+        """Receive the body whole and return what it costs to parse; raises HTTPException where that is too much."""
+        try:
+            cost = parsing_cost(await request.body())
+        except ClientDisconnect:
+            raise client_gone() from None
+        if cost > self.max_parsing_cost:
+            raise HTTPException(
+                413,
+                f"the body of this request may have at most {self.max_parsing_cost} opening brackets, with 5 commas "
+                "counted as one and those within strings counted, too; pass long lists to a command in a file",
+            )
+        return cost
 
 
 class JobRoute(PublicRoute):
@@ -105,16 +126,15 @@ class HeartbeatRoute(JobRoute):
         chunked = "content-length" not in request.headers
         size = self.max_body if chunked else _declared_length(request, self.max_body)
         if not _services(request).heartbeat_rate.take(request.path_params["slug"], 1 + size // BYTES_PER_HEARTBEAT):
-            raise too_many("heartbeats of this job, or too large ones")
+            raise too_many(_TOO_MANY_HEARTBEATS)
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request in a turn of its job, once it has arrived whole."""
-        try:
-            await request.body()
-        except ClientDisconnect:
-            return Response(status_code=400)
-        turns = _services(request).heartbeat_turns
-        async with turns.turn(request.path_params["slug"], connection_of(request)):
+        slug, services = request.path_params["slug"], _services(request)
+        cost = await self.receive_body(request)
+        if not services.heartbeat_rate.take(slug, cost // COST_PER_HEARTBEAT):
+            raise too_many(_TOO_MANY_HEARTBEATS)
+        async with services.heartbeat_turns.turn(slug, connection_of(request)):
             return await handle(request)
 
 

@@ -158,6 +158,25 @@ def test_large_heartbeats_count_as_several(make_world):
     assert send(world, path, *head, f"Content-Length: {len(body)}", body=body).startswith(b"HTTP/1.1 200")
 
 
+def test_heartbeats_of_very_many_small_objects_count_as_several(make_world):
+    """An object of 3 bytes takes the daemon as long as a long text."""
+    world = make_world(beat_burst=30.0)
+    job = world.submit()
+    gpus = {"members": [{"task": "w", "role": "worker", "state": "left", "usage": {"gpus": [{}] * 250}}] * 80}
+    assert [world.heartbeat(job, **gpus).status_code for _ in range(2)] == [200, 429]
+    world.now += 30.0
+    assert world.heartbeat(job, **gpus).status_code == 200
+
+
+@pytest.mark.parametrize("junk", [b"{},", b"[],", b"0,0,0,0,0,", b'"[[[",'])
+def test_a_body_that_takes_very_long_to_parse_is_refused_before_it_is_parsed(make_world, junk):
+    world = make_world()
+    body = b'{"address": "host:1", "state": "waiting", "x": [' + junk * 100_001 + b"0]}"
+    answer = world.post_beat(world.submit(), body)
+    assert answer.status_code == 413
+    assert "at most 100000 opening brackets" in error(answer)
+
+
 def test_an_address_that_a_request_names_has_no_effect(make_world):
     world = make_world(burst=3.0)
     answers = [world.client.get("/v1/health", headers={"X-Forwarded-For": f"10.0.0.{each}"}) for each in range(5)]
