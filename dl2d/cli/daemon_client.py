@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import httpx2
@@ -14,6 +14,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
 from dl2d.daemon.key_file import load_credentials
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
+from pslite.launch.loopback_peer import check_peer, trusted_accounts
 
 _SECONDS = 30.0
 #: With what other accounts than the daemon's submit and end jobs, by resource manager.
@@ -43,13 +44,9 @@ class DaemonClient:
             raise ConfigError(f"{error}; other accounts use {_OTHER_ACCOUNTS[manager]}") from error
         self._secret = settings.secret_path
         # The daemon is on this machine: no proxy of the environment may be used.
-        self._client = httpx2.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {credential}"},
-            timeout=_SECONDS,
-            trust_env=False,
-            verify=daemon_trust(settings),
-        )
+        self._client = client_of_daemon(daemon_trust(settings), _SECONDS, daemon_accounts(settings))
+        self._client.base_url = httpx2.URL(self.url)
+        self._client.headers["Authorization"] = f"Bearer {credential}"
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +126,35 @@ def repeat_refused(send: Callable[[], httpx2.Response], seconds: float) -> httpx
             break
         time.sleep(pause)
     return answer
+
+
+def client_of_daemon(trust: ssl.SSLContext | bool, seconds: float, accounts: Collection[int]) -> httpx2.Client:  # noqa: FBT001 - as httpx has it
+    """HTTP client that uses no proxy, and without TLS sends nothing on this machine to other accounts than these.
+
+    Its requests raise ``httpx2.TransportError`` then.
+    """
+
+    def check(event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            try:
+                check_peer(info["return_value"].get_extra_info("socket"), accounts, seconds)
+            except OSError as error:
+                info["return_value"].close()
+                raise httpx2.TransportError(str(error)) from None
+
+    def prepare(request: httpx2.Request) -> None:
+        if request.url.scheme == "http":
+            request.extensions["trace"] = check
+
+    return httpx2.Client(timeout=seconds, trust_env=False, verify=trust, event_hooks={"request": [prepare]})
+
+
+def daemon_accounts(settings: Settings) -> frozenset[int]:
+    """Accounts to which this machine's commands send the daemon's credentials: also that of the key file."""
+    try:
+        return trusted_accounts(settings.secret_path.stat().st_uid)
+    except OSError:
+        return trusted_accounts()
 
 
 def daemon_url(settings: Settings) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 import httpx2
 
-from dl2d.cli.daemon_client import daemon_trust, daemon_url
+from dl2d.cli.daemon_client import client_of_daemon, daemon_accounts, daemon_trust, daemon_url
 from dl2d.cli.output import duration
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
@@ -71,7 +72,7 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
         credential = load_credentials(settings.secret_path, create=False).for_submission()
     except (OSError, Dl2dError):
         credential = ""  # of another account, or not made yet
-    answer = ask_health(url, trust, credential, seconds)
+    answer = ask_health(url, trust, credential, seconds, daemon_accounts(settings))
     if answer.own or not _knows_own_key(settings, credential):
         return answer
     problem = (
@@ -81,10 +82,19 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
     return DaemonHealth(runs=False, problems=(problem,), blocked=True)
 
 
-def ask_health(url: str, trust: ssl.SSLContext | bool, credential: str, seconds: float) -> DaemonHealth:  # noqa: FBT001 - as httpx has it
-    """Ask the daemon at a URL, for at most so many seconds; ``credential``: that of its account, or empty."""
+def ask_health(
+    url: str,
+    trust: ssl.SSLContext | bool,  # noqa: FBT001 - as httpx has it
+    credential: str,
+    seconds: float,
+    accounts: Collection[int],
+) -> DaemonHealth:
+    """Ask the daemon at a URL, for at most so many seconds.
+
+    ``credential`` is that of its account, or empty; ``accounts`` are those to which it may belong without TLS.
+    """
     try:
-        with httpx2.Client(timeout=seconds, trust_env=False, verify=trust) as client:
+        with client_of_daemon(trust, seconds, accounts) as client:
             answer = client.get(f"{url}/v1/health", headers={"Authorization": f"Bearer {credential or 'none'}"})
         content = answer.json()
         if "error" in content:

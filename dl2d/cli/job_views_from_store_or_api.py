@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import httpx2
 import msgspec
 
-from dl2d.cli.daemon_client import repeat_refused
+from dl2d.cli.daemon_client import client_of_daemon, repeat_refused
 from dl2d.cli.daemon_health import DaemonHealth, ask_health, daemon_health
 from dl2d.cli.options import reading
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
@@ -24,6 +24,7 @@ from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, check_private, tls_context
+from pslite.launch.loopback_peer import trusted_accounts
 from pslite.launch.munge import munge_credential
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ class ApiViews:
         self._url = address.url
         self._environ = environ
         self._trust = tls_context(address.certificate) if address.url.startswith("https:") else True
+        self._accounts = trusted_accounts(*(() if address.uid is None else (address.uid,)))
         # Requests go straight to the daemon: a proxy of the environment is for the internet.
-        self._client = httpx2.Client(timeout=_SECONDS, trust_env=False, verify=self._trust)
+        self._client = client_of_daemon(self._trust, _SECONDS, self._accounts)
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +136,7 @@ class ApiViews:
 
     def health(self) -> DaemonHealth:
         """What the daemon says of itself to everybody."""
-        return ask_health(self._url, self._trust, "", _HEALTH_SECONDS)
+        return ask_health(self._url, self._trust, "", _HEALTH_SECONDS, self._accounts)
 
     def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
         """See ``JobViews.status``."""

@@ -212,8 +212,10 @@ class Daemon(AbstractContextManager["Daemon"]):
         path = self._settings.api.address_file or (None if self._starts_anchors else default_file())
         if path is None:
             return
+        here = socket.gethostname()
+        address = DaemonAddress(self.url, self._server.certificates, self._cluster, here, os.geteuid())
         try:
-            write_address(path, DaemonAddress(self.url, self._server.certificates, self._cluster, socket.gethostname()))
+            write_address(path, address)
         except OSError as error:
             log.error("the address file cannot be written: jobs find the daemon by DL2_DAEMON only", path=str(path),
                       error=error.strerror)  # fmt: skip

@@ -226,7 +226,7 @@ class TestSignals:
             waiting.start()
         finally:
             os.umask(before)
-        written = DaemonAddress(url=waiting.url, cluster="local", host=socket.gethostname())
+        written = DaemonAddress(url=waiting.url, cluster="local", host=socket.gethostname(), uid=os.geteuid())
         assert find_address([file]) == (file, written)
         assert [path.stat().st_mode & 0o777 for path in (file, file.parent, file.parents[1])] == [0o644, 0o755, 0o755]
         file.unlink()

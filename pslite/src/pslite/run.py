@@ -48,6 +48,7 @@ environment (set by the scheduler):
   DL2_STOPPED_STATUS  exit status of a task that fails after SIGTERM or as its job was cancelled
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
+  DL2_DAEMON_UID   uid of the daemon's account, which has its port on this machine where no certificate proves that
 
 exit status: 0 done or drained, 1 the job failed, 2 wrong usage or refused by the scheduler,
 128+n the command was ended by signal n.

@@ -29,6 +29,7 @@ def test_a_file_gives_the_variables_of_a_job(file: Path) -> None:
     assert find_address([file.with_name("none"), file]) == (file, DaemonAddress(**ADDRESS))
     assert read_address(file).variables() == {"DL2_DAEMON": "https://head:8910", "DL2_DAEMON_CERTIFICATE": "der:MIIB"}
     assert DaemonAddress("https://head:8910").variables() == {"DL2_DAEMON": "https://head:8910"}
+    assert DaemonAddress("http://[::1]", uid=64).variables()["DL2_DAEMON_UID"] == "64"
 
 
 def test_the_file_is_below_the_installation_and_found_by_installations_of_users(monkeypatch) -> None:

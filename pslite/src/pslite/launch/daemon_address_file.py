@@ -14,6 +14,7 @@ import msgspec
 
 from pslite.errors import UsageError
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, is_loopback
+from pslite.launch.loopback_peer import UID_VARIABLE
 
 DAEMON_VARIABLE = "DL2_DAEMON"
 _NAME = "dl2d/job-api.json"
@@ -34,10 +35,14 @@ class DaemonAddress(msgspec.Struct, frozen=True):
     cluster: str = ""
     #: machine on which the daemon runs
     host: str = ""
+    #: the daemon's account there; None of a daemon that did not say so
+    uid: int | None = None
 
     def variables(self) -> dict[str, str]:
         """Return the variables by which a process reaches this daemon."""
-        return {DAEMON_VARIABLE: self.url, **({CERTIFICATE_VARIABLE: self.certificate} if self.certificate else {})}
+        found = {DAEMON_VARIABLE: self.url, CERTIFICATE_VARIABLE: self.certificate}
+        found[UID_VARIABLE] = "" if self.uid is None else str(self.uid)
+        return {name: value for name, value in found.items() if value}
 
 
 def default_file(prefix: str = sys.prefix) -> Path:

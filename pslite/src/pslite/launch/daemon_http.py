@@ -11,11 +11,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from functools import lru_cache
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 
 import msgspec
 
 from pslite.errors import UsageError
+from pslite.launch.loopback_peer import check_peer, trusted_accounts
 
 #: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
@@ -30,6 +31,8 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 def fetch(url: str, body: object = None, *, credential: str = "", timeout: float = 10.0) -> bytes:
     """Send a request to an http or https URL, with a body as JSON if there is one; return the answer.
 
+    Without TLS nothing is sent to a program on this machine that belongs to another account than the daemon's.
+
     Raises `OSError` if there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
     """
     request = urllib.request.Request(url, None if body is None else msgspec.json.encode(body))  # noqa: S310
@@ -37,13 +40,40 @@ def fetch(url: str, body: object = None, *, credential: str = "", timeout: float
         request.add_header("Content-Type", "application/json")
     if credential:
         request.add_header("Authorization", f"Bearer {credential}")
-    context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, "")) if request.type == "https" else None
+    if request.type == "https":
+        context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, ""))
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    else:
+        opener = _clear_opener()
     try:
-        with urllib.request.urlopen(request, timeout=timeout, context=context) as answer:  # noqa: S310  (http or https)
+        with opener.open(request, timeout=timeout) as answer:
             found: bytes = answer.read(_MAX_ANSWER)
             return found
     except HTTPException as error:
         raise OSError(f"the answer is no HTTP that can be read: {error!r}"[:_MAX_REASON]) from error
+
+
+class _CheckedConnection(HTTPConnection):
+    """Connection without TLS; on the loopback interface only to a trusted account."""
+
+    def connect(self) -> None:
+        """Connect, and check who has accepted the connection."""
+        super().connect()
+        try:
+            check_peer(self.sock, trusted_accounts(), self.timeout or 0.0)
+        except OSError:
+            self.close()
+            raise
+
+
+class _CheckedHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_CheckedConnection, request)
+
+
+@lru_cache(maxsize=1)
+def _clear_opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_CheckedHandler)
 
 
 def error_text(error: urllib.error.HTTPError) -> str:
