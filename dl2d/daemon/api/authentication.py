@@ -21,10 +21,11 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.connection_limits import Connection, client_gone, client_group, is_loopback
 from dl2d.daemon.api.request_limits import (
     BYTES_PER_HEARTBEAT,
-    COST_PER_HEARTBEAT,
+    COST_PER_REQUEST,
     MAX_BODY_BYTES,
     MAX_PARSING_COST,
     MAX_PUBLIC_BODY_BYTES,
+    MAX_PUBLIC_PARSING_COST,
     MAX_REPORT_BYTES,
     parsing_cost,
     too_many,
@@ -45,7 +46,7 @@ class PublicRoute(APIRoute):
     """Route for everybody, within the rate limit. A registration proves in its body whose job it is."""
 
     max_body: ClassVar[int] = MAX_PUBLIC_BODY_BYTES
-    max_parsing_cost: ClassVar[int] = MAX_PARSING_COST
+    max_parsing_cost: ClassVar[int] = MAX_PUBLIC_PARSING_COST
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See ``APIRoute``: what answers a request, once it is admitted."""
@@ -70,7 +71,9 @@ class PublicRoute(APIRoute):
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request."""
-        await self.receive_body(request)
+        cost = await self.receive_body(request)
+        if not connection_of(request).authenticated:
+            _take_rate(request, cost // COST_PER_REQUEST)
         return await handle(request)
 
     async def receive_body(self, request: Request) -> int:
@@ -92,6 +95,7 @@ class JobRoute(PublicRoute):
     """Route under a job's path, for the coordinator of that job."""
 
     max_body = MAX_BODY_BYTES
+    max_parsing_cost = MAX_PARSING_COST
 
     def authenticate(self, request: Request) -> bool:
         """Whether it shows the credential of the job in its path."""
@@ -132,7 +136,7 @@ class HeartbeatRoute(JobRoute):
         """Answer an admitted request in a turn of its job, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
         cost = await self.receive_body(request)
-        if not services.heartbeat_rate.take(slug, cost // COST_PER_HEARTBEAT):
+        if not services.heartbeat_rate.take(slug, cost // COST_PER_REQUEST):
             raise too_many(_TOO_MANY_HEARTBEATS)
         async with services.heartbeat_turns.turn(slug, connection_of(request)):
             return await handle(request)
@@ -148,6 +152,7 @@ class SubmissionRoute(PublicRoute):
     """Route for the command line of the daemon's account."""
 
     max_body = MAX_BODY_BYTES
+    max_parsing_cost = MAX_PARSING_COST
 
     def authenticate(self, request: Request) -> bool:
         """Whether it shows the submission credential."""
@@ -212,9 +217,9 @@ def address_of(request: Request) -> str:
     return client_group(request.client.host if request.client else "")
 
 
-def _take_rate(request: Request) -> None:
+def _take_rate(request: Request, tokens: float = 1.0) -> None:
     """Count a request without a credential; refuse it where its address has sent too many."""
-    if not _services(request).rate.take(address_of(request)):
+    if not _services(request).rate.take(address_of(request), tokens):
         raise too_many("requests without a valid credential from this address")
 
 

@@ -43,8 +43,10 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 BYTES_PER_HEARTBEAT = 64 * 1024
 #: Largest ``parsing_cost`` of a body. A heartbeat of 20,000 members that all have ended costs about 65,000.
 MAX_PARSING_COST = 100_000
-#: In the rate of its job, a heartbeat counts as one more for each full multiple of this cost, too.
-COST_PER_HEARTBEAT = 1000
+#: The same of a request without a credential. Of a command and an environment of 10,000 words each it is 4,000.
+MAX_PUBLIC_PARSING_COST = 8000
+#: In the rate of its job or address, a request counts as one more for each full multiple of this cost.
+COST_PER_REQUEST = 1000
 #: Largest body of a container's report, in bytes.
 MAX_REPORT_BYTES = 16 * 1024
 #: Largest body of a request without one, in bytes: a registration, whose strings JSON may have lengthened by escapes.

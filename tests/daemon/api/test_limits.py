@@ -177,6 +177,18 @@ def test_a_body_that_takes_very_long_to_parse_is_refused_before_it_is_parsed(mak
     assert "at most 100000 opening brackets" in error(answer)
 
 
+@pytest.mark.parametrize("junk", ["[],", "{},", "[[[[]]]],", '"[,",', "0,0,0,0,0,"])
+def test_a_body_without_a_credential_that_takes_long_to_parse_is_refused(make_world, junk):
+    world = make_world(burst=10.0)
+    answer = world.post("/v1/register", ("[" + junk * 8001 + "0]").encode())
+    assert answer.status_code == 413
+    assert "at most 8000 opening brackets" in error(answer)
+    words = {"argv": ["python", *"x" * 9999], "env": {f"v{number}": "" for number in range(10_000)}}
+    world.add_anchor()
+    assert world.register(**words).status_code == 200  # as many words as there may be
+    assert [world.register(**words).status_code for _ in range(2)] == [429, 429]  # they count as five requests
+
+
 def test_an_address_that_a_request_names_has_no_effect(make_world):
     world = make_world(burst=3.0)
     answers = [world.client.get("/v1/health", headers={"X-Forwarded-For": f"10.0.0.{each}"}) for each in range(5)]
