@@ -223,21 +223,12 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     assert trial["current"] == SITE_SCHEDULER
     assert trial["reason"].endswith(f", compared with the site's scheduler ({words})")
     assert trial["reason"].startswith("there is too little to compare on: 1 day with")
-    settings = load_settings(config)
     with closing(SqlStore(url)) as store:
         history = store.history(begin, time.time())
         for key, sizes in history.sizes.items():
             given = [entry for entry in store.decisions(key, limit=1000)[::-1] if entry.decided.allocation != NOTHING]
             assert sizes[0] == (given[0].at, given[0].decided.allocation)
             assert sizes[-1][1] == given[-1].decided.allocation
-        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0)
-        drf = promotion_trial.Side(SITE_SCHEDULER, Drf())
-        deciding = promotion_trial.deciding(settings, store.registry)
-        against_drf = promotion_trial.on_trial(settings, "dl2", split, deciding, drf,
-                                          tell=lambda *_, **__: None)  # fmt: skip
-    for found, real in zip(trial["cases"], against_drf.cases, strict=True):
-        # It was drf that decided.
-        assert found["current"] == pytest.approx(real.current, rel=0.0 if decided_by == "drf" else 0.02)
     assert len(history.sizes) >= 20
 
 
