@@ -27,6 +27,7 @@ from dl2d.daemon.api.request_limits import (
     MAX_PUBLIC_BODY_BYTES,
     MAX_PUBLIC_PARSING_COST,
     MAX_REPORT_BYTES,
+    MAX_WAITING_HEARTBEATS,
     parsing_cost,
     too_many,
 )
@@ -136,9 +137,12 @@ class HeartbeatRoute(JobRoute):
         """Answer an admitted request in a turn of its job, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
         cost = await self.receive_body(request)
-        if not services.heartbeat_rate.take(slug, cost // COST_PER_REQUEST):
+        turns = services.heartbeat_turns
+        # Those that wait keep their connections, of which their address has so many.
+        too_many_wait = turns.waiting(slug) >= MAX_WAITING_HEARTBEATS
+        if too_many_wait or not services.heartbeat_rate.take(slug, cost // COST_PER_REQUEST):
             raise too_many(_TOO_MANY_HEARTBEATS)
-        async with services.heartbeat_turns.turn(slug, connection_of(request)):
+        async with turns.turn(slug, connection_of(request)):
             return await handle(request)
 
 

@@ -37,6 +37,8 @@ _MAX_WAITING = 64
 PUBLIC_SECONDS = 0.01
 #: Heartbeats that are served at once, each of another job. The server has 40 threads.
 MAX_HEARTBEATS = 16
+#: Heartbeats of one job that may wait for its turn. A coordinator sends the next one after the answer.
+MAX_WAITING_HEARTBEATS = 4
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: In the rate of its job, a heartbeat counts as one more for each full multiple of this size, bytes.

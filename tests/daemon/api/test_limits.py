@@ -314,6 +314,30 @@ def test_a_heartbeat_that_is_being_answered_never_makes_way(make_world, monkeypa
     assert [answer.status_code for answer in answers()] == [200]
 
 
+def test_heartbeats_of_one_job_that_wait_leave_connections_to_others(make_world, monkeypatch):
+    world = make_world(limits=ConnectionLimits(per_address=8))
+    job, other = world.submit(), world.submit()
+    opened, begun, named = threading.Event(), threading.Event(), world.store.named_tasks
+
+    def hang(key: JobKey, ids: set[str]) -> object:
+        if key == job:
+            begun.set()
+            opened.wait(60)
+        return named(key, ids)
+
+    monkeypatch.setattr(world.store, "named_tasks", hang)
+    world.client.close()
+    beat = b"".join(beat_of(world, job))
+    with ExitStack() as clients:
+        for _ in range(20):
+            clients.enter_context(socket.create_connection(world.server.address)).sendall(beat)
+        assert begun.wait(30)
+        for number in range(5):
+            with httpx2.Client(base_url=world.api_url, timeout=30, trust_env=False) as world.client:
+                assert world.heartbeat(other, version=number).status_code == 200
+        opened.set()
+
+
 def test_addresses_take_turns_however_many_requests_each_has(make_world):
     world = make_world()
     opened, begun, order = threading.Event(), threading.Semaphore(0), []
