@@ -57,7 +57,8 @@ def test_the_same_numbers_of_another_job_are_its_own(world: ApiWorld) -> None:
 def test_heartbeats_at_once_over_many_connections_are_one(world: ApiWorld) -> None:
     job = world.submit()
     answers = world.at_once(16, lambda: world.post_beat(job, beat(1)))()
-    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 15
+    taken, *others = sorted(answer.status_code for answer in answers)
+    assert (taken, set(others) - {429}) == (200, {409})  # 429: others of the job were waiting
 
 
 def test_older_runtimes_that_do_not_number_their_heartbeats_are_heard(world: ApiWorld) -> None:
