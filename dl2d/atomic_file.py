@@ -18,8 +18,9 @@ def write_atomically(path: Path, data: bytes | str, mode: int | None = None) -> 
         The file cannot be written; its old content is unchanged.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # of a process that crashed, or a link that another user has put there
     try:
-        with partial.open("wb") as opened:
+        with partial.open("xb") as opened:
             opened.write(data.encode() if isinstance(data, str) else data)
             if mode is not None:
                 os.fchmod(opened.fileno(), mode)

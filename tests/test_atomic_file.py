@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from dl2d.atomic_file import write_atomically
@@ -29,3 +32,16 @@ def test_a_folder_in_its_place_is_an_error(tmp_path):
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "state.json", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    (victim := tmp_path / "victim").write_text("kept")
+    (part := tmp_path / f".state.json.{os.getpid()}.partial").symlink_to(victim)
+    write_atomically(tmp_path / "state.json", "new")
+    assert (victim.read_text(), (tmp_path / "state.json").read_text()) == ("kept", "new")
+
+    part.symlink_to(victim)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # as if it were put there right after
+    with pytest.raises(FileExistsError):
+        write_atomically(tmp_path / "state.json", "newer")
+    assert victim.read_text() == "kept"

@@ -67,8 +67,9 @@ def _export_table(
     places = [columns.index(column) for column in key]
     part = file.with_name(f".{file.name}.part")
     written, last = 0, None
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", newline="",
-              encoding="utf-8") as stream:  # fmt: skip
+    # the folder's owner may have put a link there meanwhile, which root must not follow
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o600), "w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow([column.name for column in columns])
         while True:

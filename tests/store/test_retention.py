@@ -172,3 +172,16 @@ def test_an_export_writes_over_nothing(filled: Database, tmp_path: Path) -> None
     with pytest.raises(RequestError, match=f"folder: {folder} is not empty; name an empty or a new folder"):
         export(filled, folder, done=lambda *_: None)
     assert [(each.name, each.read_text()) for each in folder.iterdir()] == [("jobs.csv", "of last month")]
+
+
+def test_an_export_follows_no_link_that_appears_in_its_folder(filled: Database, tmp_path: Path) -> None:
+    folder, victim = tmp_path / "new", tmp_path / "victim"
+    victim.write_text("kept")
+
+    def plant(table: str, _rows: int) -> None:
+        if table != "tasks" and not (folder / ".tasks.csv.part").is_symlink():
+            (folder / ".tasks.csv.part").symlink_to(victim)
+
+    with pytest.raises(RequestError, match="File exists"):
+        export(filled, folder, ["jobs", "tasks"], done=plant)
+    assert victim.read_text() == "kept"
