@@ -7,6 +7,7 @@ than dataclasses, and as nothing in them can form a cycle, the garbage collector
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -145,6 +146,7 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 #: Id of a job's anchor in its tag, where tasks have theirs.
 ANCHOR = "anchor"
+_TASK = re.compile(f"(?:{'|'.join(TASK_ROLES)})-[0-9]{{1,9}}|{ANCHOR}")
 
 
 def task_tag(job: JobKey, task: str) -> str:
@@ -155,8 +157,8 @@ def task_tag(job: JobKey, task: str) -> str:
 def parse_tag(tag: str) -> tuple[JobKey, str] | None:
     """Job and task id of a tag, or None where the text is not one of dl2d."""
     prefix, _, rest = tag.partition(":")
-    slug, colon, task = rest.partition(":")
-    if prefix != "dl2" or not colon or not task:
+    slug, _, task = rest.partition(":")
+    if prefix != "dl2" or not _TASK.fullmatch(task):  # users may write any comment
         return None
     try:
         return JobKey.from_slug(slug), task

@@ -28,7 +28,7 @@ def snapshot(jobs: list[Job], tasks: list[Task], nodes: tuple[Node, ...] = (), *
 # Tags
 
 
-@given(KEYS, st.from_regex(r"[a-z]{1,8}-[0-9]{1,6}", fullmatch=True))
+@given(KEYS, st.from_regex(r"(worker|ps)-[0-9]{1,6}", fullmatch=True))
 def test_a_tag_is_read_back(key: JobKey, name: str) -> None:
     tag = task_tag(key, name)
     assert parse_tag(tag) == (key, name)
@@ -41,6 +41,7 @@ def test_a_tag_is_read_back(key: JobKey, name: str) -> None:
     [
         "", "dl2", "dl2:", "dl2:c.1.5", "dl2:c.1.5:", "dl2::worker-1", "dl2:c.1:worker-1", "dl2:c.1.x:worker-1",
         "xdl2:c.1.5:worker-1", "DL2:c.1.5:worker-1", "dl2:c c.1.5:worker-1", "dl2:c.1.5.6:worker-1", "a comment",
+        "dl2:c.1.5:worker-1 please call me", "dl2:c.1.5:worker-", "dl2:c.1.5:worker-\u0661", "dl2:c.1.5:coordinator-0",
     ],
 )  # fmt: skip
 def test_marks_of_others_are_not_ours(text: str) -> None:
