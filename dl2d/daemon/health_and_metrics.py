@@ -123,10 +123,10 @@ class Health:
         waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
         problems = [*report.listing_remarks]
         if report.incomplete:
-            more = f" (and {len(report.incomplete) - 1} more)" if len(report.incomplete) > 1 else ""
+            # everybody may read problems, and the reasons hold records of users' jobs
             problems.append(
                 "the resource manager's listing is incomplete, so nothing is ended or stopped but cancelled jobs: "
-                f"{report.incomplete[0]}{more}"
+                f"{counted(len(report.incomplete), 'record')} cannot be read; the daemon's log says which"
             )
         if report.remarks:
             more = f" (and {len(report.remarks) - 1} more)" if len(report.remarks) > 1 else ""
