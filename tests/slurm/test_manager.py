@@ -1042,6 +1042,14 @@ def test_too_long_options_of_an_anchor_are_refused(authentication: FakeSlurm, ma
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
 
 
+def test_a_script_that_takes_seconds_to_read_is_refused(authentication: FakeSlurm, manager_on: Managers) -> None:
+    authentication.answer("scontrol", stdout="#!/bin/sh\n" + "\n" * (1 << 20) + SCRIPT + "\n")
+    with pytest.raises(
+        Rejected, match="the batch script of Slurm job 12 is longer than 1 MiB: keep what the job needs"
+    ):
+        manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+
+
 def test_a_job_name_cannot_forge_the_owner(authentication: FakeSlurm, manager_on: Managers) -> None:
     name = "x|y\n12|RUNNING|1|1001|0|root|(null)|root|(null)|z|\nGroupId=root(0)"
     authentication.answer("squeue", rows=[{**OWNER_ROW, "Name": name}])

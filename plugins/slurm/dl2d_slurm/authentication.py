@@ -18,6 +18,8 @@ _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
 #: A credential with our short payload has some 250 characters.
 _MAX_PROOF = 4096
+#: Maximum length of a batch script, whose lines are read: one of 4 MiB of empty lines, which sbatch takes, took 2 s.
+_MAX_SCRIPT = 1 << 20
 #: Time for munge to say who sent a request.
 USER_SECONDS = 5.0
 #: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
@@ -128,6 +130,11 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
 def _script(commands: Commands, rm_id: str) -> str:
     """Text of the batch script. scontrol ends with status 0 even where there is none."""
     answer = commands.run("scontrol", "write", "batch_script", rm_id, "-")
+    if len(answer.stdout) > _MAX_SCRIPT:
+        raise Rejected(
+            f"the batch script of Slurm job {rm_id} is longer than {_MAX_SCRIPT >> 20} MiB: keep what the job needs in "
+            "files beside it"
+        )
     if answer.status == 0 and answer.stdout:
         # On standard output scontrol adds a line break of its own.
         return answer.stdout.rstrip("\n") + "\n"
