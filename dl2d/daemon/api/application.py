@@ -24,8 +24,9 @@ from dl2d.core.errors import (
     Unavailable,
     Waiting,
 )
-from dl2d.daemon.api.authentication import take_turn
+from dl2d.daemon.api.authentication import address_of, take_turn
 from dl2d.daemon.api.job_routes import ROUTERS
+from dl2d.daemon.api.request_limits import ADDRESS_LOG_SECONDS
 from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
@@ -65,8 +66,10 @@ async def _explain_error(request: Request, error: Dl2dError) -> Response:
     await _wait_for_turn(request)
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     # A store that is away is reported by every tick; the heartbeats of all coordinators would repeat it.
-    say = log.debug if isinstance(error, StoreUnavailable) else log.warning
-    say("request refused", path=request.url.path, status=status, error=str(error))
+    if isinstance(error, StoreUnavailable):
+        log.debug("request refused", path=request.url.path, status=status, error=str(error))
+    elif _may_log("request refused", request):
+        log.warning("request refused", path=request.url.path, status=status, error=str(error))
     response = _error(status, str(error))
     if isinstance(error, Waiting):
         response.headers["Retry-After"] = "1"
@@ -85,8 +88,17 @@ async def _explain_body(request: Request, error: RequestValidationError) -> Resp
     found = error.errors()
     problems = "; ".join(f"{'.'.join(map(str, item['loc'][1:]))}: {item['msg']}"[:300] for item in found[:_MAX_ERRORS])
     problems += f"; and {len(found) - _MAX_ERRORS} more" if len(found) > _MAX_ERRORS else ""
-    log.warning("malformed request", path=request.url.path, problems=problems)
+    if _may_log("malformed request", request):
+        log.warning("malformed request", path=request.url.path, problems=problems)
     return _error(422, f"malformed request: {problems}")
+
+
+def _may_log(event: str, request: Request) -> bool:
+    """Whether an event is logged now, of a request with the credential of a job or of one without."""
+    services: Services = request.app.state.services
+    if slug := request.path_params.get("slug", ""):
+        return services.may_log(event, slug)
+    return services.may_log(event, address_of(request), ADDRESS_LOG_SECONDS)
 
 
 async def _wait_for_turn(request: Request) -> None:

@@ -32,7 +32,7 @@ from dl2d.daemon.api.authentication import (
 )
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
 from dl2d.daemon.api.job_admission import check_options
-from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, TASKS_PER_RATE, too_many
+from dl2d.daemon.api.request_limits import TASKS_PER_RATE, too_many
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.store.sql_store import SqlStore
@@ -48,8 +48,6 @@ ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
 #: Names in a line of the log.
 _MAX_LOGGED = 20
-#: Average time between two messages of one kind on a job, seconds.
-_LOG_SECONDS = 4.0
 
 
 def _only_strings(words: object) -> object:
@@ -227,7 +225,7 @@ def heartbeat(
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
     reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)
-    if reception.unknown and not job.static and _may_log("unknown members", job, services):
+    if reception.unknown and not job.static and services.may_log("unknown members", job.key.slug):
         first = reception.unknown[:_MAX_LOGGED]
         log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)
     services.store.add_runtime_plans(job.key, reception.plans)
@@ -274,11 +272,6 @@ class ContainerBody(_Request):
     coordinator: Annotated[str, Field(max_length=300)] = ""
 
 
-def _may_log(event: str, job: Job, services: Services) -> bool:
-    """Whether an event that a job's user can cause is logged now: not each time, as it could fill the log."""
-    return services.heartbeat_rate.take(f"{job.key.slug}/{event}", _LOG_SECONDS * HEARTBEATS_PER_SECOND)
-
-
 @_containers.post("/v1/jobs/{slug}/containers")
 def container(
     body: ContainerBody, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
@@ -292,7 +285,7 @@ def container(
         raise too_many("reports of this job's containers")
     task = _task_of(body, job, services.store)
     if body.task and task is None and (body.role is not Role.COORDINATOR or body.task != ANCHOR):
-        if _may_log("unknown task", job, services):
+        if services.may_log("unknown task", job.key.slug):
             log.warning("unknown task", job=job.key.id, container=body.container, task=body.task)
         raise HTTPException(409, f"dl2d has given job {job.key.id} no {body.role.value} task {body.task}")
     lost = task is not None and _has_lost_coordinator(body, job, task, services)

@@ -23,6 +23,8 @@ HEARTBEATS_PER_SECOND = 50.0
 TASKS_PER_RATE = 10
 #: Heartbeats of all coordinators together in a second: each costs the daemon some milliseconds.
 MAX_HEARTBEATS_PER_SECOND = 100
+#: Average time between two messages of one kind in the log on requests of one job, and of one address, seconds.
+JOB_LOG_SECONDS, ADDRESS_LOG_SECONDS = 4.0, 1.0
 #: Ticks that a job may ask for by what becomes of its tasks, and how many of them at once.
 WAKES_PER_SECOND, MAX_WAKES = 0.2, 2.0
 #: Requests that each user may send with credentials of their own.

@@ -13,6 +13,8 @@ from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import (
+    HEARTBEATS_PER_SECOND,
+    JOB_LOG_SECONDS,
     MAX_HEARTBEATS,
     MAX_WAKES,
     PUBLIC_SECONDS,
@@ -72,3 +74,7 @@ class Services:
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
     refused: RefusedJobs = field(default_factory=RefusedJobs)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)
+
+    def may_log(self, event: str, whose: str, seconds: float = JOB_LOG_SECONDS) -> bool:
+        """Whether an event that a user can cause is logged now: not each time, as it could fill the log."""
+        return self.heartbeat_rate.take(f"{whose}/{event}", seconds * HEARTBEATS_PER_SECOND)

@@ -18,6 +18,7 @@ from daemon.api.api_world import ApiWorld, error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from self_signed import self_signed
+from structlog.testing import capture_logs
 
 from dl2d.core.errors import Denied, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
@@ -187,6 +188,25 @@ def test_a_body_without_a_credential_that_takes_long_to_parse_is_refused(make_wo
     world.add_anchor()
     assert world.register(**words).status_code == 200  # as many words as there may be
     assert [world.register(**words).status_code for _ in range(2)] == [429, 429]  # they count as five requests
+
+
+def test_requests_that_are_refused_are_logged_not_each_time(make_world):
+    world = make_world(beat_burst=250.0)
+    first, second = world.submit(), world.submit()
+    with capture_logs() as logs:
+        for _ in range(3):
+            for job in (first, second):
+                assert world.heartbeat(job, state="dancing").status_code == 422
+        for _ in range(8):
+            assert world.register(unknown=1).status_code == 422
+            assert world.register().status_code == 404
+    logged = Counter((line["event"], line["path"]) for line in logs if "path" in line)
+    assert logged == {
+        ("malformed request", f"/v1/jobs/{first.slug}/heartbeat"): 1,
+        ("malformed request", f"/v1/jobs/{second.slug}/heartbeat"): 1,
+        ("malformed request", "/v1/register"): 5,
+        ("request refused", "/v1/register"): 5,
+    }
 
 
 def test_an_address_that_a_request_names_has_no_effect(make_world):
