@@ -22,6 +22,10 @@ MAX_TEXT = 4096
 MAX_GPUS = 256
 #: Plans in a report; each becomes a row in the store. A coordinator reports its last 200.
 MAX_PLANS = 1000
+#: Tasks that all plans of a report together add and remove; the store keeps no more of them.
+MAX_PLAN_TASKS = 20_000
+#: Characters kept of a text on a task of a static job, which dl2d does not start.
+MAX_STATIC_TEXT = 500
 
 # No control characters: these words go into environments, the database and the log.
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -243,9 +247,9 @@ def receive(
             ps=min(active["ps"], job.request.max_ps),
         ),
         tasks=tuple(changes),
-        plans=tuple(_plan(plan, at, job.request.max_workers + job.request.max_ps) for plan in beat.plans),
+        plans=_plans(beat.plans, at, job.request.max_workers + job.request.max_ps),
         unknown=tuple(unknown),
-        reports=_reports(beat, at, not_recorded),
+        reports=_reports(beat, at, not_recorded, MAX_STATIC_TEXT if job.static else MAX_TEXT),
     )
 
 
@@ -283,19 +287,19 @@ def _samples_per_second(request: JobRequest, beat: Heartbeat) -> float | None:
     return _speed(steps * _version_samples(request, beat)) if samples is None and steps else samples
 
 
-def _reports(beat: Heartbeat, at: float, not_recorded: set[str]) -> tuple[TaskReport, ...]:
+def _reports(beat: Heartbeat, at: float, not_recorded: set[str], max_text: int) -> tuple[TaskReport, ...]:
     """What the heartbeat reports about each member, except those of which nothing is recorded."""
     stragglers = {straggler.task: straggler for straggler in beat.stragglers}
     # The last of two members of one name counts.
     found = {
-        member.task: _report(member, stragglers.get(member.task), at)
+        member.task: _report(member, stragglers.get(member.task), at, max_text)
         for member in beat.members
         if member.task not in not_recorded and (member.usage, member.steps, member.cause) != (None, None, None)
     }
     return tuple(found.values())
 
 
-def _report(member: Member, straggler: Straggler | None, at: float) -> TaskReport:
+def _report(member: Member, straggler: Straggler | None, at: float, max_text: int) -> TaskReport:
     usage, steps = member.usage, member.steps
     ended = member.cause is not None and member.cause != Cause.LOST  # of a lost one the resource manager says how
     report = TaskReport(
@@ -304,9 +308,9 @@ def _report(member: Member, straggler: Straggler | None, at: float) -> TaskRepor
         step_ms=_finite(steps.mean_ms) if steps is not None else None,
         step_p95_ms=_finite(steps.p95_ms) if steps is not None else None,
         cause=(member.cause or "") if ended else "",
-        how=_plain(member.how) if ended else "",
+        how=_plain(member.how)[:max_text] if ended else "",
         slowdown=_finite(straggler.factor) if straggler is not None else None,
-        slowdown_reason=_plain(straggler.reason) if straggler is not None else "",
+        slowdown_reason=_plain(straggler.reason)[:max_text] if straggler is not None else "",
     )
     if usage is None:
         return report
@@ -339,16 +343,27 @@ def targets(tasks: tuple[Task, ...]) -> list[str]:
     return [task.id for task in tasks if task.state.wanted]
 
 
-def _plan(plan: PlanReport, at: float, most: int) -> RuntimePlan:
-    """The plan as it is kept, with so many of the tasks that it adds, and of those that it removes."""
+def _plans(plans: tuple[PlanReport, ...], at: float, most: int) -> tuple[RuntimePlan, ...]:
+    """The plans as they are kept, each with at most so many of the tasks that it adds, and of those that it removes."""
+    kept, left = [], MAX_PLAN_TASKS
+    for plan in plans:
+        added = plan.added[: min(most, left)]
+        left -= len(added)
+        removed = plan.removed[: min(most, left)]
+        left -= len(removed)
+        kept.append(_plan(plan, at, added, removed))
+    return tuple(kept)
+
+
+def _plan(plan: PlanReport, at: float, added: tuple[str, ...], removed: tuple[str, ...]) -> RuntimePlan:
     return RuntimePlan(
         number=plan.number,
         at=at,
         first_version=plan.first_version,
         workers=plan.workers,
         servers=plan.servers,
-        added=plan.added[:most],
-        removed=plan.removed[:most],
+        added=added,
+        removed=removed,
         moved_bytes=plan.moved_bytes,
         prepare_ms=_finite(plan.prepare_ms) or 0.0,
         move_ms=_finite(plan.move_ms) or 0.0,

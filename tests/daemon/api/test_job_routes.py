@@ -451,6 +451,16 @@ class TestObserving:
         assert (job.progress.workers, job.progress.ps) == (job.request.max_workers, job.request.max_ps)
         assert [report.task for report in world.store.task_reports(key)] == ["worker-9999"]
 
+    def test_texts_on_its_tasks_are_cut(self, world):
+        """It may name 20,000 tasks; the daemon gives it none, and so does not know which there are."""
+        key = world.add_anchor()
+        world.register()
+        member = {"task": "worker-0", "role": "worker", "state": "left", "cause": "failed", "how": "x" * 4000}
+        slow = {"task": "worker-0", "factor": 2.0, "reason": "y" * 4000}
+        assert world.heartbeat(key, state="running", members=[member], stragglers=[slow]).status_code == 200
+        (report,) = world.store.task_reports(key)
+        assert (report.how, report.slowdown_reason) == ("x" * 500, "y" * 500)
+
     def test_what_it_declares_takes_the_place_of_what_was_seen(self, world):
         key = world.add_anchor()
         static = StaticJob(
@@ -769,6 +779,18 @@ class TestHeartbeat:
         assert kept[0].removed == ("worker-0", "worker-1", "worker-2")
         for name in ("x" * 300, "worker-1 ", "worker-"):
             assert world.heartbeat(job, state="running", plans=[{**plan, "added": [name]}]).status_code == 422
+
+    def test_all_plans_of_a_report_together_have_a_bounded_number_of_tasks(self, world):
+        job = world.submit(max_workers=16, max_ps=16)
+        tasks = [f"worker-{number}" for number in range(32)]
+        plans = [
+            {"number": number, "first_version": 7, "workers": 3, "servers": 2, "added": tasks, "removed": tasks}
+            for number in range(400)
+        ]
+        assert world.heartbeat(job, state="running", plans=plans).status_code == 200
+        kept = world.store.runtime_plans(job)
+        assert len(kept) == 400
+        assert sum(len(plan.added) + len(plan.removed) for plan in kept) == 20_000
 
     def test_a_job_has_no_more_tasks_than_it_may_have_whatever_it_reports(self, world):
         """Speeds are kept for each size."""
