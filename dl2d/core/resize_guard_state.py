@@ -46,8 +46,8 @@ class GuardState:
     started_at: Mapping[str, float] = field(default_factory=dict)
     #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
-    #: Nodes that were refused to jobs, by name of the node.
-    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = field(default_factory=dict)
+    #: Nodes that were refused to a job, or on which tasks of it failed or did not start, by name of the node.
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = field(default_factory=dict)
     #: By what it is, in words for users.
     learned_limits: Mapping[str, LearnedLimit] = field(default_factory=dict)
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).

@@ -368,7 +368,7 @@ class TickStore(Protocol):
         """Raise ``AlreadyRunning`` if another daemon has taken the lease; called before each call that acts."""
         ...
 
-    def keep_guard_state(self, memory: GuardState) -> None:
+    def keep_guard_state(self, guard_state: GuardState) -> None:
         """Replace the guard's state."""
         ...
 

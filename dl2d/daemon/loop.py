@@ -556,7 +556,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             answered_since=self._answered.since,
             start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
-            start_limit=poll_seconds,
+            submit_seconds=poll_seconds,
             timer=self._timer,
         )
         canary = CanaryRun(settings, self._store, active, fallback, self._clock)

@@ -49,7 +49,7 @@ class MemoryStore:
         self._losses: dict[JobKey, LossCurve] = {}
         self._numbers = Counter[tuple[JobKey, Role]]()
         self._last_slot = 0
-        self._memory = GuardState()
+        self._guard_state = GuardState()
         #: By canary: whether each job is in its group.
         self._canary_groups: dict[int, dict[JobKey, bool]] = defaultdict(dict)
 
@@ -215,13 +215,13 @@ class MemoryStore:
     def check_lease(self) -> None:
         """Nobody else can take it."""
 
-    def keep_guard_state(self, memory: GuardState) -> None:
+    def keep_guard_state(self, guard_state: GuardState) -> None:
         """Replace the guard's state."""
-        self._memory = memory
+        self._guard_state = guard_state
 
     def guard_state(self) -> GuardState:
         """The guard's state as it was kept last; empty if it never was."""
-        return self._memory
+        return self._guard_state
 
     def _known(self, key: JobKey) -> Job:
         job = self._jobs.get(key)

@@ -19,7 +19,7 @@ _NAME = "guard"
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """The memory as JSON, in which only texts are keys."""
+    """The guard's state as JSON, in which only texts are keys."""
 
     resized_at: list[tuple[JobKey, float]]
     started_at: dict[str, float]
@@ -43,21 +43,21 @@ class GuardStateRow(Base):
 class SqlGuardState(StoreTables):
     """The guard's state."""
 
-    def keep_guard_state(self, memory: GuardState) -> None:
+    def keep_guard_state(self, guard_state: GuardState) -> None:
         """See ``TickStore.keep_guard_state``."""
         stored = _Stored(
-            sorted(memory.resized_at.items()),
-            dict(memory.started_at),
-            sorted(memory.start_failures.items()),
-            dict(memory.stops_asked),
-            [(key, dict(nodes)) for key, nodes in sorted(memory.refused_nodes.items())],
-            dict(memory.learned_limits),
+            sorted(guard_state.resized_at.items()),
+            dict(guard_state.started_at),
+            sorted(guard_state.start_failures.items()),
+            dict(guard_state.stops_asked),
+            [(key, dict(nodes)) for key, nodes in sorted(guard_state.avoided_nodes.items())],
+            dict(guard_state.learned_limits),
         )
         with self._database.writing("keeping the guard's state") as connection:
             connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
 
     def guard_state(self) -> GuardState:
-        """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the memory is empty."""
+        """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the state is empty."""
         query = select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)
         with self._database.reading("reading the guard's state") as connection:
             row = connection.execute(query).one_or_none()
@@ -73,6 +73,6 @@ class SqlGuardState(StoreTables):
             started_at=stored.started_at,
             start_failures=dict(stored.start_failures),
             stops_asked=stored.stops_asked,
-            refused_nodes=dict(stored.refused_nodes),
+            avoided_nodes=dict(stored.refused_nodes),
             learned_limits=stored.learned_limits,
         )

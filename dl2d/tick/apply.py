@@ -26,7 +26,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
     been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Tasks
     of the same batch that have not been submitted by then fail. Starts of later batches, and those that are left when
-    ``Context.start_limit`` is over or no more are allowed, are not asked for. The next tick plans them all again.
+    ``Context.submit_seconds`` is over or no more are allowed, are not asked for. The next tick plans them all again.
     """
     store = context.store
     drained = store.change_tasks(
@@ -37,7 +37,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     started: list[str] = []
     failures: list[Failure] = []
     for first in range(0, len(plan.starts), submitter.batch):
-        if first and (context.timer() - begin >= context.start_limit or not _allowed(context)):
+        if first and (context.timer() - begin >= context.submit_seconds or not _allowed(context)):
             break
         tags, failed = _start(context, submitter, plan.starts[first : first + submitter.batch], jobs, at)
         started += tags
@@ -92,8 +92,8 @@ def start_anchors(
     Returns the failed attempts of all jobs, given those before (``failures``).
 
     Returns as well the last job that was tried, if the resource manager did not answer for it or
-    ``Context.start_limit`` was over; None if all were tried. The next tick passes that job as ``last`` and begins with
-    the one after it, so that a job whose start is never answered does not keep the others waiting.
+    ``Context.submit_seconds`` was over; None if all were tried. The next tick passes that job as ``last`` and begins
+    with the one after it, so that a job whose start is never answered does not keep the others waiting.
     """
     begin, counted = context.timer(), dict(failures)
     first = next((place + 1 for place, job in enumerate(jobs) if job.key == last), 0)
@@ -110,7 +110,7 @@ def start_anchors(
                 counted[job.key] = known._replace(attempts=known.attempts + 1)
         elif not isinstance(answer, Unavailable):
             counted.pop(job.key, None)
-        if isinstance(answer, Unavailable) or context.timer() - begin >= context.start_limit:
+        if isinstance(answer, Unavailable) or context.timer() - begin >= context.submit_seconds:
             return job.key, counted
     return None, counted
 

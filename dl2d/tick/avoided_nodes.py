@@ -43,7 +43,7 @@ def _retry_at(refusal: NodeRefusal) -> float:
 
 
 def remember_failing_nodes(
-    memory: GuardState,
+    guard_state: GuardState,
     jobs: Iterable[Job],
     tasks: Iterable[Task],
     changes: Iterable[TaskChange],
@@ -69,8 +69,8 @@ def remember_failing_nodes(
             refused[change.job].setdefault(task.node, found.reason)
         elif not found.any_node:
             failed[change.job].setdefault(task.node, f"a task was {change.note}")
-    kept = _refused_nodes(memory.refused_nodes, refused, [job.key for job in jobs], at, failed)
-    return replace(memory, refused_nodes=kept)
+    kept = _avoided_nodes(guard_state.avoided_nodes, refused, [job.key for job in jobs], at, failed)
+    return replace(guard_state, avoided_nodes=kept)
 
 
 def _failed_on_node(task: Task, change: TaskChange) -> bool:
@@ -79,25 +79,28 @@ def _failed_on_node(task: Task, change: TaskChange) -> bool:
     return change.state is TaskState.FAILED and is_cause and task.state in (TaskState.ASKED, TaskState.GRANTED)
 
 
-def remember_refused_starts(memory: GuardState, outcome: Outcome, at: float) -> GuardState:
+def remember_refused_starts(guard_state: GuardState, outcome: Outcome, at: float) -> GuardState:
     """Guard state after the starts of a tick, of which the resource manager has refused some because of their node."""
     refused: dict[JobKey, dict[str, str]] = defaultdict(dict)
     for failure in outcome.failures:
         if failure.node:
             refused[failure.job].setdefault(failure.node, failure.error)
     if not refused:
-        return memory
-    jobs = memory.refused_nodes.keys() | refused.keys()
-    return replace(memory, refused_nodes=_refused_nodes(memory.refused_nodes, refused, jobs, at))
+        return guard_state
+    jobs = guard_state.avoided_nodes.keys() | refused.keys()
+    return replace(guard_state, avoided_nodes=_avoided_nodes(guard_state.avoided_nodes, refused, jobs, at))
 
 
-def _refused_nodes(
+def _avoided_nodes(
     known: Mapping[JobKey, Mapping[str, NodeRefusal]],
     refused: Mapping[JobKey, Mapping[str, str]],
     jobs: Iterable[JobKey],
     at: float,
     failed: Mapping[JobKey, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[JobKey, Mapping[str, NodeRefusal]]:
+    """The next ``GuardState.avoided_nodes`` of ``jobs``, with the nodes that were ``refused`` and those where tasks
+    ``failed`` or did not start, and why, by name.
+    """
     kept: dict[JobKey, Mapping[str, NodeRefusal]] = {}
     for job in jobs:
         nodes = dict(known.get(job, {}))
@@ -119,7 +122,7 @@ def _refused_nodes(
 def node_sets(
     jobs: Iterable[Job],
     listing: RmListing,
-    refused: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
     placement: Placement,
     at: float,
 ) -> tuple[NodeSet, ...]:
@@ -129,12 +132,13 @@ def node_sets(
     do not hold its smallest size and a task of each of its roles, of these nodes as many are used again as it takes,
     those with the fewest and oldest failures first. Jobs that may use all nodes are in no set.
     """
-    if not listing.eligible_nodes and not refused:
+    if not listing.eligible_nodes and not avoided_nodes:
         return ()
     all_nodes = frozenset(node.name for node in listing.nodes)
     everywhere = EligibleNodes(all_nodes, "")
     known = {
-        key: {name: found for name, found in nodes.items() if at < _retry_at(found)} for key, nodes in refused.items()
+        key: {name: found for name, found in nodes.items() if at < _retry_at(found)}
+        for key, nodes in avoided_nodes.items()
     }
     failing = _failing_nodes(known)
     empty = _EmptyNodes(listing.nodes, placement)

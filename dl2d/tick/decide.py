@@ -125,7 +125,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     snapshot = reconciled.snapshot
     jobs = [job.key for job in snapshot.jobs]
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
-    failures, silent = sorted(reconciled.memory.start_failures.items()), sorted(reconciled.silent)
+    failures, silent = sorted(reconciled.guard_state.start_failures.items()), sorted(reconciled.silent)
     backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]

@@ -29,7 +29,7 @@ def _retry_at(limit: LearnedLimit) -> float:
 
 
 def remember_growth_limits(
-    memory: GuardState, jobs: Sequence[Job], tasks: Sequence[Task], withdrawn: Mapping[str, RmJob], at: float
+    guard_state: GuardState, jobs: Sequence[Job], tasks: Sequence[Task], withdrawn: Mapping[str, RmJob], at: float
 ) -> GuardState:
     """Guard state with the limits for which the tasks waited that this tick withdraws.
 
@@ -42,7 +42,7 @@ def remember_growth_limits(
         if limit is not None:
             known = found.get(limit.reason, limit)
             found[limit.reason] = replace(known, anchors=known.anchors | {anchors[task.job]})
-    return replace(memory, learned_limits=_learned_limits(memory.learned_limits, found, jobs, tasks, at))
+    return replace(guard_state, learned_limits=_learned_limits(guard_state.learned_limits, found, jobs, tasks, at))
 
 
 def _learned_limits(
@@ -72,10 +72,10 @@ def _learned_limits(
 
 
 def growth_limits_in_force(
-    memory: GuardState, jobs: Iterable[Job], tasks: Iterable[Task], at: float
+    guard_state: GuardState, jobs: Iterable[Job], tasks: Iterable[Task], at: float
 ) -> tuple[GrowthLimit, ...]:
     """The limits that hold at this time since tasks were found to wait for them a short while ago."""
-    active = {reason: limit for reason, limit in memory.learned_limits.items() if at < _retry_at(limit)}
+    active = {reason: limit for reason, limit in guard_state.learned_limits.items() if at < _retry_at(limit)}
     if not active:
         return ()
     keys = {job.key: job.anchor for job in jobs}

@@ -76,30 +76,31 @@ def take_snapshot(
     live: LiveJobs,
     listing: RmListing,
     slot: int,
-    refused_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
     placement: Placement,
 ) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
-    ``refused_nodes`` are nodes on which the resource manager refused a task, by job; they are not used for that job
-    until the refusal expires; with ``placement`` it is found whether it fits on the others. A node that none of the
-    jobs may use takes no tasks.
+    ``avoided_nodes`` are, by job, nodes on which the resource manager refused a task of it, or on which one failed or
+    did not start. They are not used for that job for a while; of those where tasks failed, as many are used as its
+    smallest size needs, which is found with ``placement``. A node that none of the jobs may use takes no tasks.
 
     What tasks hold beyond their demands is shown with them: their nodes have it free when they have left.
 
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
     """
-    holding = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
+    given = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
     tasks = tuple(
-        structs.replace(task, held=task.demand.maximum(of_task))
-        if (of_task := holding.get(task.handle, NO_RESOURCES)).thousandths and not of_task.fits_in(task.demand)
+        structs.replace(task, held=task.demand.maximum(given_to_task))
+        if (given_to_task := given.get(task.handle, NO_RESOURCES)).thousandths
+        and not given_to_task.fits_in(task.demand)
         else task
         for task in live.tasks
     )
     promised: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
-        if task.handle not in holding:
+        if task.handle not in given:
             promised[task.node].append(task.demand)
     nodes = tuple(
         structs.replace(node, used=Resources.total((node.used, *promised[node.name])))
@@ -114,15 +115,15 @@ def take_snapshot(
     # all that it has where the listing may lack nodes.
     running = [job for job in jobs if job.state is JobState.RUNNING and job.key not in just_started]
     floors = {job.key: job.request.min_size for job in running}
-    sets = node_sets(jobs, listing, refused_nodes, placement, listing.at)
+    sets = node_sets(jobs, listing, avoided_nodes, placement, listing.at)
     snapshot = Snapshot(
         at=listing.at, slot=slot, nodes=_close_unusable_nodes(nodes, jobs, sets), jobs=jobs, tasks=tasks,
         floors=tuple(floors.items()), node_sets=sets,
         expiring=expiring_tasks(jobs, tasks, listing),
     )  # fmt: skip
     if listing.incomplete:
-        held = snapshot.held()
-        kept = ((job.key, _largest_within(job.request, held[job.key])) for job in running)
+        sizes = snapshot.held()
+        kept = ((job.key, _largest_within(job.request, sizes[job.key])) for job in running)
         return replace(snapshot, floors=tuple(kept))
     return snapshot
 

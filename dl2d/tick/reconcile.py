@@ -60,7 +60,7 @@ class Reconciled:
     #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
     calling_since: Mapping[JobKey, float]
     #: The guard's state after this tick; it is in the store.
-    memory: GuardState
+    guard_state: GuardState
     #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
@@ -122,32 +122,34 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
-    memory = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing.at)
+    guard_state = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing.at)
     last_anchor_tried = None
     if acts and context.starts_anchors:
-        memory, last_anchor_tried = _start_anchors(context, memory, elastic.jobs, state.last_anchor_tried, listing.at)
+        guard_state, last_anchor_tried = _start_anchors(
+            context, guard_state, elastic.jobs, state.last_anchor_tried, listing.at
+        )
     # Before anything is stopped: if the resource manager does not answer, the tick ends, and the next one does not see
     # these changes again.
-    if memory != kept:
-        store.keep_guard_state(memory)
+    if guard_state != kept:
+        store.keep_guard_state(guard_state)
     if acts:
-        stops_asked = ask_to_stop(context, changes.stops, memory.stops_asked, listing.at)
-        if stops_asked != memory.stops_asked:
-            memory = replace(memory, stops_asked=stops_asked)
-            store.keep_guard_state(memory)
+        stops_asked = ask_to_stop(context, changes.stops, guard_state.stops_asked, listing.at)
+        if stops_asked != guard_state.stops_asked:
+            guard_state = replace(guard_state, stops_asked=stops_asked)
+            store.keep_guard_state(guard_state)
     shown = elastic if acts else elastic + static
-    snapshot = take_snapshot(shown, listing, state.slot + 1, memory.refused_nodes, context.deciders.placement)
+    snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
     return Reconciled(
         snapshot=snapshot,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
         | {job.key for job in elastic.jobs if job.coordinator_end or _is_ending(job, matches)},
-        backing_off=_backing_off(memory, listing.at, context.guard_rules.backoff),
-        growth_limits=growth_limits_in_force(memory, elastic.jobs, elastic.tasks, listing.at),
+        backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
+        growth_limits=growth_limits_in_force(guard_state, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
-        memory=memory,
+        guard_state=guard_state,
         remarks=changes.remarks,
         missing=missing,
         state_since=state_since,
@@ -217,7 +219,7 @@ def _apply_changes(store: TickStore, before: LiveJobs, changes: Changes, at: flo
 
 def _next_guard_state(
     context: Context,
-    memory: GuardState,
+    guard_state: GuardState,
     before: LiveJobs,
     elastic: LiveJobs,
     changes: Changes,
@@ -229,12 +231,12 @@ def _next_guard_state(
     ``listed`` has the resource manager's job of each task, by tag.
     """
     present = {job.key for job in elastic.jobs}
-    failures = count_failures(before.tasks, changes.tasks, memory.start_failures, at)
+    failures = count_failures(before.tasks, changes.tasks, guard_state.start_failures, at)
     for key, change in changes.jobs:
         if change.anchor:  # its start had been carried out, although it seemed to fail
             failures.pop(key, None)
     withdrawn = withdrawn_tasks(elastic.jobs, before.tasks, changes.tasks, listed)
-    found = _resizes_seen(memory, before.tasks, present, at, context)
+    found = _resizes_seen(guard_state, before.tasks, present, at, context)
     found = remember_failing_nodes(found, elastic.jobs, before.tasks, changes.tasks, withdrawn, at)
     found = remember_growth_limits(found, elastic.jobs, before.tasks, withdrawn, at)
     kept = {key: count for key, count in failures.items() if key in present}
@@ -242,26 +244,26 @@ def _next_guard_state(
 
 
 def _start_anchors(
-    context: Context, memory: GuardState, jobs: Iterable[Job], last: JobKey | None, at: float
+    context: Context, guard_state: GuardState, jobs: Iterable[Job], last: JobKey | None, at: float
 ) -> tuple[GuardState, JobKey | None]:
     """Start missing anchors, the one after ``last`` first; the guard state and ``last_anchor_tried`` after that."""
     submitted = [job for job in jobs if job.state is JobState.SUBMITTED and not job.anchor]
-    last_tried, failures = start_anchors(context, submitted, last, memory.start_failures, at)
-    return replace(memory, start_failures=failures), last_tried
+    last_tried, failures = start_anchors(context, submitted, last, guard_state.start_failures, at)
+    return replace(guard_state, start_failures=failures), last_tried
 
 
 def _resizes_seen(
-    memory: GuardState, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
+    guard_state: GuardState, tasks: Iterable[Task], jobs: Collection[JobKey], at: float, context: Context
 ) -> GuardState:
-    """The memory with the resizes and starts that live tasks show, without those that were decided but did not happen.
+    """The guard state with the resizes and starts that live tasks show, not those that were only decided.
 
     A time later than ``at`` means that the clock was set back. A remembered one becomes ``at``. That of a task is taken
     as ``at`` once only, where nothing is remembered of its job; otherwise each tick would restart the cool-down.
     """
     if not context.guard_rules.need_resizes:
-        return replace(memory, resized_at={}, started_at={})
-    resized = {key: min(resized_at, at) for key, resized_at in memory.resized_at.items() if key in jobs}
-    started = {tag: min(asked_at, at) for tag, asked_at in memory.started_at.items()}
+        return replace(guard_state, resized_at={}, started_at={})
+    resized = {key: min(resized_at, at) for key, resized_at in guard_state.resized_at.items() if key in jobs}
+    started = {tag: min(asked_at, at) for tag, asked_at in guard_state.started_at.items()}
     for task in tasks:
         if task.job in jobs and task.since <= at:
             resized[task.job] = max(resized.get(task.job, 0.0), task.since)
@@ -270,12 +272,12 @@ def _resizes_seen(
         if task.tag not in started and at - context.slot_seconds < task.asked_at <= at:
             started[task.tag] = task.asked_at
     recent = {tag: asked_at for tag, asked_at in started.items() if asked_at > at - context.slot_seconds}
-    return replace(memory, resized_at=resized, started_at=recent)
+    return replace(guard_state, resized_at=resized, started_at=recent)
 
 
-def _backing_off(memory: GuardState, at: float, backoff_seconds: float) -> frozenset[JobKey]:
+def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> frozenset[JobKey]:
     """Jobs whose next attempt to start tasks has to wait."""
-    return frozenset(key for key, failed in memory.start_failures.items() if at < failed.retry_at(backoff_seconds))
+    return frozenset(key for key, failed in guard_state.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
 def _is_ending(job: Job, matches: Matches) -> bool:

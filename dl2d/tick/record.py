@@ -32,7 +32,7 @@ class Report:
     needless_wait: NeedlessWait
     #: The policy that is not asked any more: in the next tick the fallback decides.
     set_aside: SetAside | None
-    #: Consecutive decisions of the policy that failed, up to this tick.
+    #: Decisions of the policy that failed, up to this tick: consecutive ones, and how many of the last.
     policy_failures: PolicyFailures
     #: Whether this tick decided, rather than one before it.
     decided: bool

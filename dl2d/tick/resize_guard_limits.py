@@ -8,7 +8,7 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
    resource manager's queues leave them;
-5. cool-downs: a job that was resized a short while ago keeps its allocation;
+5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
 6. churn: no more than a number of tasks are started in a slot.
 
 No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
@@ -41,7 +41,7 @@ def guard(
     decision: Decision,
     snapshot: Snapshot,
     rules: GuardRules,
-    memory: GuardState,
+    guard_state: GuardState,
     *,
     silent: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
@@ -59,11 +59,11 @@ def guard(
     job_limits = []
     for entry in decision.jobs:
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
-        resized_at = memory.resized_at.get(job.key)
+        resized_at = guard_state.resized_at.get(job.key)
         if job.key in silent:
             found = _limits_of_silent(entry, job, at)
         elif (
-            (failures := memory.start_failures.get(job.key)) is not None
+            (failures := guard_state.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
             and _grows(entry.previous, entry.allocation)
         ):
@@ -81,7 +81,7 @@ def guard(
         each.give(each.desired)
     if rules.churn or any(total.exceeded() for total in sums):
         _reserve(job_limits)
-        _grow_in_submit_order(job_limits, rules, len(memory.started_at))
+        _grow_in_submit_order(job_limits, rules, len(guard_state.started_at))
         for total in sums:
             _report_excess(total, job_limits)
     _explain_claims(job_limits, snapshot)

@@ -84,7 +84,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         if set_aside is None and (group is None or group):  # the policy was asked
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
-            proposed, snapshot, context.guard_rules, reconciled.memory,
+            proposed, snapshot, context.guard_rules, reconciled.guard_state,
             silent=silent, growth_limits=growth_limits,
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
@@ -101,7 +101,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(
             snapshot, slot_decision.in_force, deciders.placement,
-            silent=jobs_to_keep, without_replacement=without_replacement, positions=positions,
+            keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
         )  # fmt: skip
         plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules, without_replacement)
         if context.start_allowance is not None:
@@ -112,10 +112,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
         outcome = apply(context, plan, reconciled.jobs, snapshot.at)
         if any(failure.refused for failure in outcome.failures):
-            refused = count_refused(reconciled.memory.start_failures, outcome, snapshot.at)
-            memory = replace(reconciled.memory, start_failures=refused)
-            reconciled = replace(reconciled, memory=remember_refused_starts(memory, outcome, snapshot.at))
-            context.store.keep_guard_state(reconciled.memory)
+            refused = count_refused(reconciled.guard_state.start_failures, outcome, snapshot.at)
+            guard_state = replace(reconciled.guard_state, start_failures=refused)
+            reconciled = replace(reconciled, guard_state=remember_refused_starts(guard_state, outcome, snapshot.at))
+            context.store.keep_guard_state(reconciled.guard_state)
         needless_wait = state.needless_wait.after(waiting, begin)
         if set_aside is None and deciders.policy is not deciders.fallback:
             set_aside = set_aside_after_wait(deciders.policy, needless_wait, context.idle_seconds)

@@ -134,6 +134,6 @@ class Context:
     #: Submits the tasks of a plan; None: one after the other.
     submitter: TaskSubmitter | None = None
     #: Seconds after which a tick submits no further batch of tasks and leaves the others to the next tick.
-    start_limit: float = math.inf
+    submit_seconds: float = math.inf
     #: Seconds on a monotonic clock; measures how long a tick takes, and how long something is not listed.
     timer: Callable[[], float]

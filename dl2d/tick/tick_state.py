@@ -18,11 +18,12 @@ from dl2d.tick.vacating_history import ClaimHistory
 class SlotDecision:
     """What was decided in a slot."""
 
-    #: The policy's decision before the guard; in mode observe the same as ``in_force``.
+    #: The decision before the guard: the policy's, the fallback's where that decided, or that of both (canary). In mode
+    #: observe the same as ``in_force``.
     proposed: Decision
     #: In modes live and canary the decision after the guard; in observe and shadow what the scheduler in charge gave.
     in_force: Decision
-    #: In mode shadow the policy's decision after the guard, else None.
+    #: In mode shadow the decision ``proposed`` after the guard, else None.
     shadow: Decision | None = None
     #: In mode canary the jobs on which the policy decides, the fallback on the others; None where there is no group.
     group: frozenset[JobKey] | None = None

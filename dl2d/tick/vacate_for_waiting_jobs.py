@@ -44,9 +44,9 @@ MAX_GRANTED: Final = 64
 #: Maximum number of kinds of claims whose planned nodes are looked at in one tick. Claims of the same user with the
 #: same demand and the same nodes are of one kind.
 MAX_EXAMINED: Final = 256
-#: For this many kinds of highest priority, nodes are searched in each tick.
-MAX_FIRST_KINDS: Final = 8
-#: For the others in turn: for as many in a tick as make this number together with the nodes of the cluster.
+#: For this many shapes (``ClaimShape``) of highest priority, of all users together, nodes are searched in each tick.
+MAX_FIRST_SHAPES: Final = 8
+#: For the other shapes in turn: for as many in a tick as make this number together with the nodes of the cluster.
 MAX_SEARCHED_NODES: Final = 20_000
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0
@@ -55,9 +55,9 @@ MAX_UNUSED_SECONDS: Final = 300.0
 MAX_VACATING_SECONDS: Final = 900.0
 #: After how long a claim that was given up is tried again.
 RETRY_SECONDS: Final = 3600.0
-#: When this many claims of one user are given up, the user's claims of lower priority are given up as well; otherwise
-#: jobs that never start could keep nodes empty one after the other.
-MAX_GIVEN_UP: Final = 4
+#: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
+#: never start could keep nodes empty one after the other.
+MAX_GIVEN_UP_SHAPES: Final = 4
 
 
 def claim_nodes(
@@ -180,8 +180,8 @@ class _SearchTurns:
         self._due: set[ClaimShape] = set()
 
     def examined(self, claims: Sequence[Claim], given_up: _GivenUp) -> list[Claim]:
-        """Standing claims, those under handles that had nodes in the last tick, those of the first kinds, and those
-        whose turn it is. Claims that were given up have no turn.
+        """Standing claims, those under handles that had nodes in the last tick, those of the first ``MAX_EXAMINED``
+        kinds, and those whose shape has its turn. Claims that were given up have no turn.
         """
         allowed: dict[tuple[str, ClaimShape], bool] = {}
         for claim in claims:
@@ -190,7 +190,7 @@ class _SearchTurns:
                 allowed[kind], _ = given_up.allow_next(claim)
         shapes = dict.fromkeys(shape for (_, shape), may_get_all in allowed.items() if may_get_all)
         queue = [*(shape for shape in self._history.queue if shape in shapes), *shapes]
-        first = set(list(shapes)[:MAX_FIRST_KINDS])
+        first = set(list(shapes)[:MAX_FIRST_SHAPES])
         in_turn = [shape for shape in dict.fromkeys(queue) if shape not in first][: self._in_turn]
         self._due = first.union(in_turn)
         self.queue = tuple(dict.fromkeys([*(shape for shape in queue if shape not in self._due), *first, *in_turn]))
@@ -265,13 +265,13 @@ class _GivenUp:
         To be called for claims in the order in which they get room: one like a claim that was given up counts for those
         of its user behind it.
 
-        Neither is allowed to a claim behind ``MAX_GIVEN_UP`` claims of its user that were given up. A claim like one of
-        its user that was given up may not have planned nodes vacated, and gets all its room only if that one was
+        Neither is allowed to a claim behind claims of ``MAX_GIVEN_UP_SHAPES`` given-up shapes of its user. A claim like
+        one of its user that was given up may not have planned nodes vacated, and gets all its room only if that one was
         ``partial``.
         """
         shape, so_far = _shape(claim), self._given_up_so_far[claim.user]
         alike = [each for each in self.claims if (each.user, each.shape) == (claim.user, shape)]
-        is_behind = len(so_far) >= MAX_GIVEN_UP
+        is_behind = len(so_far) >= MAX_GIVEN_UP_SHAPES
         if alike:
             so_far.add(shape)
         return not is_behind and all(each.partial for each in alike), not is_behind and not alike

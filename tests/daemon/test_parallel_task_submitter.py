@@ -132,7 +132,7 @@ def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
     world.submitter.batch = 2
 
     def hurried(make: object = world.context) -> Context:
-        return replace(make(), timer=lambda: float(next(seconds)), start_limit=2.0)  # type: ignore[operator]
+        return replace(make(), timer=lambda: float(next(seconds)), submit_seconds=2.0)  # type: ignore[operator]
 
     monkeypatch.setattr(world, "context", hurried)
     first = world.tick(1.0)

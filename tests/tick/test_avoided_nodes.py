@@ -230,7 +230,7 @@ def test_a_job_that_does_not_fit_beside_a_node_on_which_a_task_failed_uses_it() 
     size = {"min_workers": 2, "max_workers": 2, "min_ps": 1, "max_ps": 1}
     key = world.ready(worker=Resources.of(cpu=3, gpu=2), ps=Resources.of(cpu=2), **size)
     refusals = {key: {"n3": NodeRefusal(1, world.now, "a task failed there", failed=True)}}
-    world.store.keep_guard_state(replace(world.store.guard_state(), refused_nodes=refusals))
+    world.store.keep_guard_state(replace(world.store.guard_state(), avoided_nodes=refusals))
     world.settle(3, 1.0)
     assert world.has(key) == (2, 1)
 
@@ -301,4 +301,4 @@ def test_a_node_is_not_avoided_for_a_task_that_waits_for_something_else(world: W
     notes = [task.note for task in world.store.tasks(live=False, job=key)]
     assert notes
     assert all("not started in 600 s: Licenses" in note for note in notes)
-    assert bool(world.store.guard_state().refused_nodes) is not held
+    assert bool(world.store.guard_state().avoided_nodes) is not held

@@ -42,7 +42,7 @@ from dl2d.tick.tick_context import Deciders, GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)
-NO_MEMORY = GuardState()
+NO_GUARD_STATE = GuardState()
 
 
 def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
@@ -54,9 +54,11 @@ def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
     return Decision("test", "1", tuple(jobs))
 
 
-def guarded(snapshot: Snapshot, *allocations: tuple[int, int], memory: GuardState = NO_MEMORY, **rules: Any) -> Any:
+def guarded(
+    snapshot: Snapshot, *allocations: tuple[int, int], guard_state: GuardState = NO_GUARD_STATE, **rules: Any
+) -> Any:
     """Allocations and constraints after the guard."""
-    return outcome(guard(a_decision(snapshot, *allocations), snapshot, GuardRules(**rules), memory))
+    return outcome(guard(a_decision(snapshot, *allocations), snapshot, GuardRules(**rules), guard_state))
 
 
 def outcome(decision: Decision) -> list[tuple[Allocation, list[Constraint]]]:
@@ -175,7 +177,7 @@ def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[s
     snapshot = a_snapshot(jobs, BIG, held={0: Allocation(2, 1)})
     limit = GrowthLimit(frozenset({"anchor-1", "anchor-2"}), left, "queue root.a leaves no more to ann")
     wanted = a_decision(snapshot, (4, 4), (4, 4), (4, 4))
-    decision = guard(wanted, snapshot, GuardRules(), NO_MEMORY, growth_limits=[limit])
+    decision = guard(wanted, snapshot, GuardRules(), NO_GUARD_STATE, growth_limits=[limit])
     assert [entry.allocation for entry in decision.jobs] == [*gets, (4, 4)]
     assert {reason.text for entry in decision.jobs for reason in entry.guarded} <= {limit.reason}
     check_decision(decision, snapshot)
@@ -184,9 +186,11 @@ def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[s
 def test_a_limit_that_shrinks_a_job_which_cools_down_says_so_where_starts_failed_too() -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(3, 3)})
     key = snapshot.jobs[0].key
-    memory = GuardState(resized_at={key: snapshot.at}, start_failures={key: StartFailures(1, "no node", snapshot.at)})
+    guard_state = GuardState(
+        resized_at={key: snapshot.at}, start_failures={key: StartFailures(1, "no node", snapshot.at)}
+    )
     rules = GuardRules(per_user=Resources.of(gpu=2), cooldown_down=100, backoff=10)
-    (entry,) = guard(a_decision(snapshot, (4, 4)), snapshot, rules, memory).jobs
+    (entry,) = guard(a_decision(snapshot, (4, 4)), snapshot, rules, guard_state).jobs
     assert entry.allocation == (2, 2)
     assert [(why.constraint, why.gave_way) for why in entry.guarded] == [
         (Constraint.BACKOFF, None), (Constraint.LIMIT, Constraint.COOLDOWN)
@@ -248,8 +252,8 @@ def test_a_limit_takes_away_tasks_that_need_what_is_limited(wanted, limit, gets)
 )
 def test_cool_downs(wanted, up, down, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(2, 2)})
-    memory = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
-    assert guarded(snapshot, wanted, memory=memory, cooldown_up=up, cooldown_down=down) == expected
+    guard_state = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
+    assert guarded(snapshot, wanted, guard_state=guard_state, cooldown_up=up, cooldown_down=down) == expected
 
 
 @pytest.mark.parametrize(
@@ -263,9 +267,9 @@ def test_cool_downs(wanted, up, down, expected) -> None:
 )
 def test_the_replacement_of_a_task_that_is_moved_may_end_while_the_job_cools_down(has, last, expected) -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(*has)})
-    memory = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
+    guard_state = GuardState(resized_at={snapshot.jobs[0].key: snapshot.at - 50})
     before = a_decision(snapshot, last) if last else None
-    decision = guard(a_decision(snapshot, (2, 2)), snapshot, GuardRules(cooldown_down=100), memory, last=before)
+    decision = guard(a_decision(snapshot, (2, 2)), snapshot, GuardRules(cooldown_down=100), guard_state, last=before)
     assert outcome(decision) == [expected]
 
 
@@ -410,7 +414,7 @@ def test_pairs_of_rules(row: dict[str, Any], expected: list[Any]) -> None:
     given.pop("min_workers", None)
     held = {number: Allocation(*size) for number, size in enumerate(has) if size is not None}
     snapshot = a_snapshot(jobs, nodes, held=held)
-    memory = GuardState(
+    guard_state = GuardState(
         resized_at={jobs[number].key: snapshot.at - 50 for number in resized},
         start_failures={jobs[number].key: StartFailures(1, "exit status 1", snapshot.at - 1) for number in failed},
     )
@@ -419,7 +423,7 @@ def test_pairs_of_rules(row: dict[str, Any], expected: list[Any]) -> None:
     )
     proposed = a_decision(snapshot, *wants)
     check_decision(proposed, snapshot)
-    decision = guard(proposed, snapshot, rules, memory, silent={jobs[number].key for number in silent})
+    decision = guard(proposed, snapshot, rules, guard_state, silent={jobs[number].key for number in silent})
     shown = [
         (entry.allocation, [f"{why.constraint}>{why.gave_way}" if why.gave_way else str(why.constraint)
                             for why in entry.guarded])
@@ -470,8 +474,8 @@ def test_all_pairs_of_rules_have_a_row() -> None:
 def test_starts_of_earlier_decisions_in_the_slot_count() -> None:
     """Otherwise each job that comes would bring a whole budget of its own."""
     snapshot = a_snapshot([a_job(1), a_job(2)], BIG, held={0: Allocation(1, 1)})
-    memory = GuardState(started_at={f"task {number}": snapshot.at - 10 for number in range(3)})
-    assert guarded(snapshot, (2, 2), (1, 1), memory=memory, churn=4) == [
+    guard_state = GuardState(started_at={f"task {number}": snapshot.at - 10 for number in range(3)})
+    assert guarded(snapshot, (2, 2), (1, 1), guard_state=guard_state, churn=4) == [
         ((1, 1), [Constraint.CHURN]), (NOTHING, [Constraint.CHURN])
     ]  # fmt: skip
 
@@ -519,7 +523,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardState, frozen
         snapshot = replace(snapshot, nodes=(first, *snapshot.nodes[1:]))
     keys = [job.key for job in jobs]
     ago = st.sampled_from([0.0, 50.0, 150.0])
-    memory = GuardState(
+    guard_state = GuardState(
         resized_at={key: snapshot.at - draw(ago) for key in keys if draw(st.booleans())},
         started_at={f"task {number}": snapshot.at - 1 for number in range(draw(st.integers(0, 4)))},
         start_failures={
@@ -528,11 +532,11 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardState, frozen
         },
     )  # fmt: skip
     silent = frozenset(key for key in keys if draw(st.integers(0, 4)) == 0)
-    return snapshot, a_decision(snapshot, *wanted), memory, silent
+    return snapshot, a_decision(snapshot, *wanted), guard_state, silent
 
 
 def _broken(
-    snapshot: Snapshot, decision: Decision, rules: GuardRules, memory: GuardState, silent: frozenset[Any]
+    snapshot: Snapshot, decision: Decision, rules: GuardRules, guard_state: GuardState, silent: frozenset[Any]
 ) -> set[tuple[Any, Constraint]]:
     """Rules that a decision breaks, with a job of each: computed anew, in the plainest way."""
     jobs, floors, held = {job.key: job for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
@@ -546,8 +550,8 @@ def _broken(
         return given[key].workers < held[key].workers or given[key].ps < held[key].ps
 
     for key in given:
-        floor, elapsed = floors.get(key, NOTHING), snapshot.at - memory.resized_at.get(key, -math.inf)
-        failures = memory.start_failures.get(key)
+        floor, elapsed = floors.get(key, NOTHING), snapshot.at - guard_state.resized_at.get(key, -math.inf)
+        failures = guard_state.start_failures.get(key)
         if key in silent and given[key] != held[key]:
             found.add((key, Constraint.SILENT))
         if failures is not None and snapshot.at < failures.retry_at(rules.backoff) and grows(key):
@@ -584,7 +588,7 @@ def _broken(
     if not total(given).fits_in(capacity):
         found.add((tuple(given), Constraint.CAPACITY))
     starts = sum(max(given[key].workers - held[key].workers, 0) + max(given[key].ps - held[key].ps, 0) for key in given)
-    if rules.churn and starts > max(rules.churn - len(memory.started_at), 0):
+    if rules.churn and starts > max(rules.churn - len(guard_state.started_at), 0):
         found.add((tuple(given), Constraint.CHURN))
     return found
 
@@ -592,16 +596,16 @@ def _broken(
 @settings(max_examples=100, deadline=None)
 @given(_situations(), _RULES)
 def test_all_rules_hold_or_the_reason_names_which_gave_way(situation: Any, rules: GuardRules) -> None:
-    snapshot, proposed, memory, silent = situation
-    decision = guard(proposed, snapshot, rules, memory, silent=silent)
+    snapshot, proposed, guard_state, silent = situation
+    decision = guard(proposed, snapshot, rules, guard_state, silent=silent)
     entries = {entry.job: entry for entry in decision.jobs}
     hardness = (Constraint.SILENT, Constraint.BACKOFF, Constraint.CAPACITY, Constraint.FLOOR, Constraint.LIMIT,
                 Constraint.COOLDOWN, Constraint.CHURN)  # fmt: skip
-    for where, rule in _broken(snapshot, decision, rules, memory, silent):
+    for where, rule in _broken(snapshot, decision, rules, guard_state, silent):
         members = where if rule in (Constraint.LIMIT, Constraint.CAPACITY, Constraint.CHURN) else (where,)
         named = [why for key in members for why in entries[key].guarded if why.gave_way is rule]
         started = [key for key in members if entries[key].previous == NOTHING != entries[key].allocation]
-        if rule is Constraint.CHURN and started and not memory.started_at and not named:
+        if rule is Constraint.CHURN and started and not guard_state.started_at and not named:
             # The first job of a slot that starts may take more, and then nobody else starts anything.
             assert not any(_starts_of(entries[key]) for key in members if key != started[0])
         elif rule is Constraint.FLOOR and where in silent:
@@ -615,7 +619,7 @@ def test_all_rules_hold_or_the_reason_names_which_gave_way(situation: Any, rules
         assert before.allocation == after.allocation or after.guarded
         limit = [max(*pair) for pair in zip(before.allocation, before.previous, strict=True)]
         assert all(count <= most for count, most in zip(after.allocation, limit, strict=True))
-    assert guard(proposed, snapshot, rules, memory, silent=silent) == decision
+    assert guard(proposed, snapshot, rules, guard_state, silent=silent) == decision
 
 
 def _starts_of(entry: JobDecision) -> int:

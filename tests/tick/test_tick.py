@@ -618,7 +618,7 @@ def test_anchors_of_their_users_are_stopped_however_many_jobs_are_cancelled_at_o
 
 
 def test_the_start_of_many_anchors_ends_in_time(build, monkeypatch) -> None:
-    world = build(start_limit=15.0)
+    world = build(submit_seconds=15.0)
     keys = [world.submit() for _ in range(5)]
     submit = world.manager.submit
 

@@ -62,7 +62,7 @@ class World:
     url: str = "sqlite://"
     mode: Mode = Mode.LIVE
     idle_seconds: float = 300.0
-    start_limit: float = math.inf
+    submit_seconds: float = math.inf
     start_allowance: Callable[[], StartAllowance] | None = None
     output: str = ""
     fallback: Policy = field(default_factory=Fifo)
@@ -139,7 +139,7 @@ class World:
             mode=self.mode,
             scheduler="memory 1",
             idle_seconds=self.idle_seconds,
-            start_limit=self.start_limit,
+            submit_seconds=self.submit_seconds,
             start_allowance=self.start_allowance,
             output=self.output,
             grace_seconds=1.0,

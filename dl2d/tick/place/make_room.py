@@ -176,9 +176,10 @@ class _Cluster:
         self.reserve(target, task.demand)
 
     def find_move(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
-        """A task without which a demand fits on its node, and another node that has room for the task now.
+        """A task without which a demand fits on its node, and another node that has room for the task.
 
-        Only confirmed tasks move, and none of a group that waits for room itself or that has tasks leaving.
+        What leaving tasks still hold on the other node counts as free. Only confirmed tasks move, and none of a group
+        that waits for room itself or that has tasks leaving.
         """
         #: By demand of a task, the first two nodes that have room for it, at least one of which is not its own.
         first_two: dict[_Wanted, tuple[str | None, str | None]] = {}

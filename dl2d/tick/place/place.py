@@ -30,7 +30,7 @@ def place(
     decision: Decision,
     placement: Placement,
     *,
-    silent: Collection[JobKey] = (),
+    keep: Collection[JobKey] = (),
     without_replacement: Collection[TaskGroup] = (),
     positions: Mapping[str, int] = MappingProxyType({}),
 ) -> Plan:
@@ -38,7 +38,8 @@ def place(
 
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
       then tasks that have not joined, then the newest. A task may be moved to make room for a larger one
-      (``make_room``), but not of a ``silent`` job, whose coordinator would not drain the old task.
+      (``make_room``), but not of a job in ``keep``, as one whose coordinator is silent: it would not
+      drain the old task.
       The worker of rank 0 leaves last, and is not moved to make room.
     - A job that has nothing starts with its minimum size as a whole or not at all, so that jobs do not block one
       another with incomplete sizes. In which increments it was decided does not matter.
@@ -70,7 +71,7 @@ def place(
         for (_, role), tasks in groups.items()
         if role is Role.WORKER and (first := first_member(tasks)) is not None
     }
-    vacating = vacating_tasks(snapshot, groups, silent)
+    vacating = vacating_tasks(snapshot, groups, keep)
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
     may_use = snapshot.may_use()
@@ -104,7 +105,7 @@ def place(
     movable = [
         task
         for (key, role), tasks in groups.items()
-        if key in requests and key not in silent  # a job that has ended may still have tasks
+        if key in requests and key not in keep  # a job that has ended may still have tasks
         if (key, role) not in without_replacement or surplus.get((key, role))
         for task in tasks
         if (task.job, task.id) not in leaving_ids

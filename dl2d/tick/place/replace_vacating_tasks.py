@@ -55,14 +55,17 @@ class Vacated(NamedTuple):
 
 
 def vacating_tasks(
-    snapshot: Snapshot, groups: Mapping[TaskGroup, Sequence[Task]], silent: Collection[JobKey]
+    snapshot: Snapshot, groups: Mapping[TaskGroup, Sequence[Task]], keep: Collection[JobKey]
 ) -> frozenset[Task]:
-    """The tasks that leave or move for the snapshot's claims, or since they reach their time limit soon."""
+    """The tasks that leave or move for the snapshot's claims, or since they reach their time limit soon.
+
+    None of a job in ``keep`` does.
+    """
     tags = {tag for claim in snapshot.claims for tag in claim.leaving} | snapshot.expiring
     if not tags:
         return frozenset()
     return frozenset(
-        task for (key, _), tasks in groups.items() if key not in silent for task in tasks if task.tag in tags
+        task for (key, _), tasks in groups.items() if key not in keep for task in tasks if task.tag in tags
     )
 
 

@@ -189,7 +189,7 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     )  # fmt: skip
     moved = place(snapshot, decision, LoadBalance())
     assert [move.job for move in moved.moves] == [small.key]
-    assert place(snapshot, decision, LoadBalance(), silent={small.key, large.key}).moves == ()
+    assert place(snapshot, decision, LoadBalance(), keep={small.key, large.key}).moves == ()
 
 
 def test_the_worker_of_rank_0_is_not_moved_where_it_is_the_only_one() -> None:
