@@ -5,10 +5,9 @@ The resource manager is right about what runs, the store about what should run.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -91,12 +90,12 @@ def compare(
     tasks_as_owner
         Whether tasks run as the user who owns their job.
     """
-    if listing.incomplete:
-        # A task that waits for long would be given up, and nothing can be stopped now.
-        timeouts = replace(timeouts, start_seconds=math.inf)
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures)
-    task_changes, task_stops = _task_changes(live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states)
+    task_changes, task_stops = _task_changes(
+        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states,
+        may_give_up=not listing.incomplete,
+    )  # fmt: skip
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
     remarks: list[str] = []
@@ -169,8 +168,14 @@ def _task_changes(
     timeouts: Timeouts,
     elapsed: Mapping[str, Elapsed],
     ended_states: Mapping[JobKey, JobState],
+    *,
+    may_give_up: bool,
 ) -> tuple[list[TaskChange], list[_Stop]]:
-    """The changes of the live tasks, and which of them have to be stopped."""
+    """The changes of the live tasks, and which of them have to be stopped.
+
+    ``may_give_up``: whether tasks that wait for too long are given up; not with an incomplete listing, as nothing can
+    be stopped then.
+    """
     changes: list[TaskChange] = []
     stops: list[_Stop] = []
     of_floors = _asked_tasks_of_floors(tasks, jobs)
@@ -182,6 +187,7 @@ def _task_changes(
             absence=_absence(tag, matches, gone),
             job_end=ended_states.get(task.job),
             is_of_floor=tag in of_floors,
+            may_give_up=may_give_up,
         )  # fmt: skip
         if change is not None:
             changes.append(change)
@@ -291,12 +297,13 @@ def _task_change(
     absence: str,
     job_end: JobState | None,
     is_of_floor: bool,
+    may_give_up: bool,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
     ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``job_end`` is the state
-    in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum size. The cases are, in
-    this order:
+    in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum size.
+    ``may_give_up`` as for ``_task_changes``. The cases are, in this order:
 
     1. The resource manager has not listed it for long enough: it has ended, or was never started.
     2. The resource manager says that it has ended.
@@ -333,9 +340,9 @@ def _task_change(
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
         # A node may be refused in a single listing, as when slurmctld has just started.
         waits_for_limit = is_of_floor and listed.limit is not None
-        if refusal and listed.reason == task.note and math.isfinite(max_wait) and not waits_for_limit:
+        if refusal and listed.reason == task.note and not waits_for_limit:
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
-        if task.state is TaskState.ASKED and elapsed.in_state > max_wait:
+        if may_give_up and task.state is TaskState.ASKED and elapsed.in_state > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
         unchanged = listed.reason == task.note and task.handle and submit_time_known

@@ -35,16 +35,16 @@ class ElasticJobs:
             for key, anchor in self.anchors.items()
         )
 
-    def waiting(self, growth_limits: Iterable[GrowthLimit], held_back: Collection[JobKey]) -> list[JobKey]:
+    def waiting(self, growth_limits: Iterable[GrowthLimit], backing_off: Collection[JobKey]) -> list[JobKey]:
         """Jobs that have nothing, by priority: those that come before a claim of lower priority.
 
-        Without those that cannot start: they are silent or ``held_back``, or a limit leaves too little for their
+        Without those that cannot start: they are silent or ``backing_off``, or a limit leaves too little for their
         minimum size.
         """
         waiting = {
             anchor.handle: key
             for key, anchor in self.anchors.items()
-            if self._held[key] == NOTHING and key not in held_back and key not in self._silent
+            if self._held[key] == NOTHING and key not in backing_off and key not in self._silent
         }
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():

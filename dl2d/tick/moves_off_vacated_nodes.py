@@ -12,9 +12,9 @@ from dl2d.core.resources import Resources
 from dl2d.tick.node_room_with_undo import NodeRoom
 from dl2d.tick.place.make_room import TaskGroup
 
-#: When the tasks of so many nodes could each move but not all of them, no further ones are moved for a claim in a tick.
+#: When so many nodes have failed (``MovesOffNodes.failed_nodes``), no further tasks are moved for a claim in a tick.
 #: The next tick begins with the nodes behind them.
-MAX_VAIN_MOVES: Final = 64
+MAX_FAILED_NODES: Final = 64
 
 #: What tasks have in common that find the same room: their demand, and the nodes that their job may use.
 _Alike: TypeAlias = tuple[Resources, frozenset[str] | None]
@@ -31,31 +31,35 @@ class MovesOffNodes:
     """How tasks leave the nodes that are vacated for one claim.
 
     What a search has found is remembered for the others of the same claim, during which room on nodes only becomes
-    less. For the next claim a new object is made.
+    less: what has failed fails again, except that a node that was left out of the search may have room. For the next
+    claim a new object is made.
     """
 
     def __init__(self, room: NodeRoom, claim: Claim, without_replacement: Collection[TaskGroup]) -> None:
         self._room = room
         self._claim = claim
         self._without_replacement = without_replacement
-        #: Nodes whose tasks could not move together, of which nothing follows for other nodes.
-        self.vain = frozenset[str]()
+        #: Nodes whose tasks could each leave but not all of them, for a reason that holds for that node only.
+        self.failed_nodes = frozenset[str]()
         #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run.
         self._targets: list[str] = []
-        #: Where in ``_targets`` tasks that are alike found room last.
+        #: By tasks that are alike, the index in ``_targets`` from which ``_move`` searches: no room is before it. It is
+        #: changed through ``NodeRoom.change``, so that it goes back when a move is undone.
         self._first_target: dict[_Alike, int] = {}
-        #: Tasks that could not move, with the nodes that were not tried: that of the last such task itself.
+        #: By tasks that are alike and of which one could not move, the only nodes that may still have room for another:
+        #: the node of the one that failed last, which no search for it includes. Set only by a search before which no
+        #: other task of the node had moved, or that tried just these nodes.
         self._immovable: dict[_Alike, list[str]] = {}
-        #: Tasks that could not leave a node together, in the order in which they leave. Each entry says how the task
-        #: would leave: its group, which can spare it; ``_Alike``, if it moves; or ``_CannotMove``.
+        #: Tasks that could each leave a node but not together, in the order in which they leave, given by their
+        #: ``_way_of_leaving``. Such tasks cannot leave any other node either.
         self._stuck: set[tuple[object, ...]] = set()
         #: The state of the room when the tasks that leave a node were taken off it, before the first has moved.
         self._before_moves = 0
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether so many nodes were tried in vain that no more tasks move for the claim."""
-        return len(self.vain) >= MAX_VAIN_MOVES
+        """Whether so many nodes have failed that no more tasks move for the claim."""
+        return len(self.failed_nodes) >= MAX_FAILED_NODES
 
     def vacate(self, node: str, share: Resources | None, chosen: Collection[str]) -> list[Task] | None:
         """Take a share of a node, or (None) all of it; returns the tasks that leave, None where it cannot be had.
@@ -77,9 +81,9 @@ class MovesOffNodes:
                 room.undo(undo_point)
                 return None
             if not self._leave(task, node, chosen):
-                leaves_alone = self._leaves_alone(task, node, chosen)
+                can_leave_first = self._try_as_first(task, node, chosen)
                 room.undo(undo_point)
-                if leaves_alone:
+                if can_leave_first:
                     self._note_stuck(ways, leavers, node)
                 return None
         room.use(node, room.capacity[node] if share is None else share)
@@ -96,28 +100,33 @@ class MovesOffNodes:
         return False
 
     def _way_of_leaving(self, task: Task) -> object:
-        """An entry of ``_stuck``."""
+        """How a task would leave: its group, which can spare it; ``_Alike``, if it moves; or ``_CannotMove``."""
         group = task.job, task.role
         if self._room.can_spare(task):
             return group
         return _CannotMove(group) if group in self._without_replacement else self._alike(task)
 
-    def _leaves_alone(self, task: Task, node: str, chosen: Collection[str]) -> bool:
-        """Whether a task that could not leave a node after others of it can do so as the first one."""
+    def _try_as_first(self, task: Task, node: str, chosen: Collection[str]) -> bool:
+        """Whether a task that could not leave a node after others of it can do so as the first one.
+
+        The others' moves are undone; that of this task as well.
+        """
         if self._room.undo_point == self._before_moves:
             return False
         self._room.undo(self._before_moves)
-        return self._leave(task, node, chosen)
+        can_leave = self._leave(task, node, chosen)
+        self._room.undo(self._before_moves)
+        return can_leave
 
     def _note_stuck(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
-        """Note that tasks cannot leave a node together, and that the like of them cannot leave another one.
+        """Note that tasks cannot leave a node together, nor tasks that would leave in the same ways another node.
 
-        This does not follow if there is room for one of them on the node itself, which was left out of the search, or
-        if others can make room there.
+        The latter is not known if one of them has room on the node itself, which was left out of the search, or if
+        tasks that can be spared make room there: then only the node is noted.
         """
         room = self._room
         if any(map(room.can_spare, room.tasks_on[node])) or any(room.fits(task.demand, node) for task in leavers):
-            self.vain |= {node}
+            self.failed_nodes |= {node}
         else:
             self._stuck.add(ways)
 
@@ -139,8 +148,8 @@ class MovesOffNodes:
     def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
         """Move a task off a node that is vacated; returns whether it can.
 
-        The search goes on where one for the like of the task had found room, and where that had found none it is not
-        repeated. The task's own node was left out of that search.
+        The search begins where the last one for a task that is alike has found room (``_first_target``). If that found
+        none, only the node that it left out is tried (``_immovable``).
         """
         room, alike = self._room, self._alike(task)
         untried = self._immovable.get(alike)

@@ -67,9 +67,12 @@ def startable_waiting_jobs(
     - a job without tasks was given a size and is deferred;
     - a waiting job does not fit now, but would fit into the empty cluster.
 
-    Jobs that are larger than the empty cluster, that the guard holds back or whose coordinator is silent do not count.
+    Jobs that are larger than the empty cluster, that the guard keeps waiting or whose coordinator is silent do not
+    count.
     """
-    given_nothing = {entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_held_back(entry)}
+    given_nothing = {
+        entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_limited_by_guard(entry)
+    }
     if not given_nothing:
         return ()
     held = snapshot.held()
@@ -139,7 +142,7 @@ def _start_size(job: Job, may_use: Mapping[JobKey, frozenset[str]]) -> _StartSiz
     return request.worker, request.ps, request.min_size, may_use.get(job.key)
 
 
-def _is_held_back(entry: JobDecision) -> bool:
+def _is_limited_by_guard(entry: JobDecision) -> bool:
     return any(reason.constraint in _GUARD_CONSTRAINTS for reason in entry.guarded)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from dl2d.core.cluster import NodeState, Snapshot, Task
@@ -12,7 +12,7 @@ from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.place.task_leaving_order import first_member, leaving_order
+from dl2d.tick.place.task_leaving_order import leaving_order, rank_0_worker
 
 
 class NodeRoom:
@@ -32,16 +32,17 @@ class NodeRoom:
                 wanted_on[task.node].append(task)
                 groups[task.job, task.role].append(task)
         #: The worker of rank 0 of each job; it leaves last.
-        self.rank0_workers = {first_member(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
+        self.rank_0_workers = {rank_0_worker(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
         #: Tasks on each node that are meant to run, in the order in which they leave.
         self.tasks_on = {
             node.name: tuple(sorted(wanted_on.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
         }
-        self._used_by_jobs_of_others = {
+        #: What jobs of others use on each node.
+        self._used_by_foreign_jobs = {
             node.name: node.used.minus(Resources.total(room_of_tasks.get(node.name, ()))) for node in snapshot.nodes
         }
-        #: The same with the room of claims, and of the tasks that move to the node.
-        self._used_by_others = dict(self._used_by_jobs_of_others)
+        #: That, and what claims, moved tasks and waiting jobs' minimum sizes have taken on a node in the search.
+        self._taken = dict(self._used_by_foreign_jobs)
         floors = dict(snapshot.floors)
         #: How many tasks of a group may leave.
         self._above_floor: dict[TaskGroup, int] = {}
@@ -55,7 +56,7 @@ class NodeRoom:
         self._free: dict[str, dict[str, int]] = {}
 
     def _leaving_order(self, task: Task) -> tuple[bool, bool, int]:
-        return task in self.rank0_workers, *leaving_order(task)
+        return task in self.rank_0_workers, *leaving_order(task)
 
     @property
     def undo_point(self) -> int:
@@ -77,12 +78,12 @@ class NodeRoom:
 
     def use(self, node: str, room: Resources) -> None:
         """Take room on a node, whether it is free or not."""
-        self.change(self._used_by_others, node, self._used_by_others[node] + room)
+        self.change(self._taken, node, self._taken[node] + room)
 
     def ignore_jobs_of_others(self, node: str) -> Resources:
         """Count as free what jobs of others use on a node; returns it, for ``use``."""
-        others = self._used_by_jobs_of_others[node]
-        self.change(self._used_by_others, node, self._used_by_others[node].minus(others))
+        others = self._used_by_foreign_jobs[node]
+        self.change(self._taken, node, self._taken[node].minus(others))
         return others
 
     def remove(self, node: str, task: Task) -> None:
@@ -111,30 +112,33 @@ class NodeRoom:
         free = self._free.get(node)
         if free is None:
             free = dict(self.capacity[node].thousandths)
-            for used in (self._used_by_others[node], *(task.room for task in self.tasks_on[node])):
+            for used in (self._taken[node], *(task.room for task in self.tasks_on[node])):
                 for name, amount in used.thousandths:
                     free[name] = free.get(name, 0) - amount
             self._free[node] = free
         return free
 
-    def leavers(self, node: str, share: Resources | None, claim: Claim | None) -> list[Task] | None:
-        """Tasks whose leaving makes room for a share, or (None) for the whole node; None where nothing makes it.
+    def leavers(self, node: str, share: Resources | None, claim: Claim) -> list[Task] | None:
+        """Tasks of jobs that yield to a claim, without which its share of a node is free; None if there are none such.
 
-        They are of jobs that yield to a claim, or without one of those that can spare them.
+        ``share``: None if the claim takes the whole node.
         """
+
+        def yields(task: Task) -> bool:
+            return self._jobs.yields(task.job, claim)
+
+        if share is not None:
+            return self._without_which_fits(share, node, yields)
         here = self.tasks_on[node]
-        if share is None:
-            if self._used_by_others[node].thousandths or not all(
-                claim and self._jobs.yields(task.job, claim) for task in here
-            ):
-                return None
-            return list(here)
+        return None if self._taken[node].thousandths or not all(map(yields, here)) else list(here)
+
+    def _without_which_fits(self, demand: Resources, node: str, may_leave: Callable[[Task], bool]) -> list[Task] | None:
+        """Tasks without which a demand is free on a node, of those that may leave; None if that is not enough."""
         free = self._free_on(node)
-        short = {name: amount - free.get(name, 0) for name, amount in share.thousandths if amount > free.get(name, 0)}
+        short = {name: amount - free.get(name, 0) for name, amount in demand.thousandths if amount > free.get(name, 0)}
         leavers: list[Task] = []
-        for task in here if short else ():
-            may_leave = self._jobs.yields(task.job, claim) if claim else self.can_spare(task)
-            if may_leave and any(name in short for name, _ in task.room.thousandths):
+        for task in self.tasks_on[node] if short else ():
+            if may_leave(task) and any(name in short for name, _ in task.room.thousandths):
                 leavers.append(task)
                 for name, amount in task.room.thousandths:
                     if name in short:
@@ -159,7 +163,7 @@ class NodeRoom:
     def _make_room(self, node: str, demand: Resources) -> bool:
         """Let tasks leave a node that their jobs can spare, so that a demand fits there."""
         undo_point = self.undo_point
-        leavers = self.leavers(node, demand, None)
+        leavers = self._without_which_fits(demand, node, self.can_spare)
         for task in leavers or ():
             if not self.can_spare(task):
                 self.undo(undo_point)

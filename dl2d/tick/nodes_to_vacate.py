@@ -14,7 +14,7 @@ from dl2d.tick.node_room_with_undo import NodeRoom
 from dl2d.tick.place.make_room import TaskGroup
 
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
-MAX_VAIN_PLANNED: Final = 256
+MAX_FAILED_PLANNED_NODES: Final = 256
 
 
 class SearchResult(NamedTuple):
@@ -22,8 +22,8 @@ class SearchResult(NamedTuple):
 
     #: None if there are not enough.
     nodes: ClaimedNodes | None
-    #: Nodes whose tasks could not move together, of which nothing follows for other nodes.
-    vain: frozenset[str] = frozenset()
+    #: See ``MovesOffNodes.failed_nodes``.
+    failed_nodes: frozenset[str] = frozenset()
     #: Whether there were so many of these that the others were not tried.
     is_cut_short: bool = False
 
@@ -39,7 +39,7 @@ class NodeSearch:
         #: The state of the room before the last claim.
         self._undo_point = 0
         #: Number of planned nodes whose tasks yield and had nowhere to go.
-        self._vain_planned = 0
+        self._failed_planned = 0
 
     def _begin(self, claim: Claim) -> MovesOffNodes:
         self._undo_point = self._room.undo_point
@@ -49,12 +49,12 @@ class NodeSearch:
         """Give back the room of the last claim."""
         self._room.undo(self._undo_point)
 
-    def find(self, claim: Claim, previous: Collection[str], passed_over: Collection[str]) -> SearchResult:
+    def find(self, claim: Claim, previous: Collection[str], failed_nodes: Collection[str]) -> SearchResult:
         """As many nodes as a claim needs and the tasks that leave them; no room is taken where there are not enough.
 
         Nodes that it requires come first, then those that are planned for it, then those that no task has to leave.
-        Among these, and among the others, the order is: nodes that it had in the last tick (``previous``); nodes not
-        tried in vain in the last ticks (``passed_over``); nodes that the fewest tasks have to leave.
+        Among these, and among the others, the order is: nodes that it had in the last tick (``previous``); nodes
+        that did not fail in the last ticks (``failed_nodes``); nodes that the fewest tasks have to leave.
         """
         moves = self._begin(claim)
         eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
@@ -62,14 +62,14 @@ class NodeSearch:
         if count is None or not claim.required <= set(eligible):
             return SearchResult(None)
         share = None if claim.whole else _share(claim, count)
-        ranked = self._ranked(eligible, share, claim, previous, passed_over)
+        ranked = self._ranked(eligible, share, claim, previous, failed_nodes)
         if len(ranked) < count:
             return SearchResult(None)
         chosen, leaving = self._vacate_first(count, ranked, share, moves)
         if len(chosen) < count or not claim.required <= chosen.keys():
             self.undo_last()
-            return SearchResult(None, moves.vain, moves.is_cut_short)
-        return SearchResult(_claimed_nodes(claim, chosen, leaving), moves.vain, moves.is_cut_short)
+            return SearchResult(None, moves.failed_nodes, moves.is_cut_short)
+        return SearchResult(_claimed_nodes(claim, chosen, leaving), moves.failed_nodes, moves.is_cut_short)
 
     def keep_free(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
         """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``find``."""
@@ -87,11 +87,11 @@ class NodeSearch:
         leaving: list[Task] = []
         room, moves = self._room, self._begin(claim)
         for name in claim.planned:
-            if name in room.capacity and self._vain_planned < MAX_VAIN_PLANNED:
+            if name in room.capacity and self._failed_planned < MAX_FAILED_PLANNED_NODES:
                 others = room.ignore_jobs_of_others(name)
                 left = moves.vacate(name, share, claim.planned)
                 if left is None:
-                    self._vain_planned += room.leavers(name, share, claim) is not None
+                    self._failed_planned += room.leavers(name, share, claim) is not None
                 else:
                     chosen[name] = room.capacity[name] if share is None else share
                     leaving += left
@@ -113,7 +113,7 @@ class NodeSearch:
 
     def _ranked(
         self, names: Iterable[str], share: Resources | None, claim: Claim, previous: Collection[str],
-        passed_over: Collection[str] = (),
+        failed_nodes: Collection[str] = (),
     ) -> list[str]:  # fmt: skip
         """The nodes that can give a share (None: all of a node) to a claim, in the order of ``find``."""
         ranked = []
@@ -122,7 +122,7 @@ class NodeSearch:
             if leavers is not None:
                 order = (
                     name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
-                    name in passed_over, len(leavers), any(task in self._room.rank0_workers for task in leavers),
+                    name in failed_nodes, len(leavers), any(task in self._room.rank_0_workers for task in leavers),
                     self._index[name],
                 )  # fmt: skip
                 ranked.append((order, name))

@@ -61,7 +61,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
-        held_back=reconciled.backing_off, growth_limits=growth_limits, without_replacement=without_replacement,
+        backing_off=reconciled.backing_off, growth_limits=growth_limits, without_replacement=without_replacement,
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force

@@ -68,14 +68,15 @@ def claim_nodes(
     silent: Collection[JobKey],
     now: float,
     lead_seconds: float,
-    held_back: Collection[JobKey] = (),
+    backing_off: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
     without_replacement: Collection[TaskGroup] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
-    Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``held_back``, or for
-    whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower priority.
+    Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``backing_off``, or
+    for whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower
+    priority.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
     An incomplete listing may lack nodes and jobs, so that nothing is claimed.
     """
@@ -91,7 +92,7 @@ def claim_nodes(
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
     turns = _SearchTurns(history, max(MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1), 1))
-    waiting = jobs.waiting(growth_limits, held_back)
+    waiting = jobs.waiting(growth_limits, backing_off)
     previous = history.nodes_by_handle()
     granted: list[ClaimedNodes] = []
     unused_times = _UnusedTimes(history, now)
@@ -106,7 +107,7 @@ def claim_nodes(
         if claim.standing:
             found = search.keep_free(claim, previous[claim.handle])
         elif may_get_all and turns.include(claim):
-            result = search.find(claim, previous[claim.handle], turns.passed_over_before(shape))
+            result = search.find(claim, previous[claim.handle], turns.failed_nodes_before(shape))
             turns.note(shape, result)
             found = result.nodes
             if found is not None:
@@ -131,7 +132,7 @@ def claim_nodes(
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     next_history = ClaimHistory(
         nodes_of_claims(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
-        turns.queue, turns.met_count, turns.passed_over, unused_times.vacating,
+        turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating,
     )  # fmt: skip
     return _with_claims(snapshot, granted), next_history
 
@@ -168,10 +169,10 @@ class _SearchTurns:
     def __init__(self, history: ClaimHistory, in_turn: int) -> None:
         #: The next ``ClaimHistory.met_count``.
         self.met_count = Counter[str]()
-        #: Shapes for which nodes were searched in vain in this tick.
-        self._failed: set[ClaimShape] = set()
-        #: The next ``ClaimHistory.passed_over``.
-        self.passed_over: dict[ClaimShape, frozenset[str]] = {}
+        #: Shapes for which a search in this tick did not find enough nodes.
+        self._failed_shapes: set[ClaimShape] = set()
+        #: The next ``ClaimHistory.failed_nodes``.
+        self.failed_nodes: dict[ClaimShape, frozenset[str]] = {}
         #: The next ``ClaimHistory.queue``.
         self.queue: tuple[ClaimShape, ...] = ()
         self._history = history
@@ -204,24 +205,24 @@ class _SearchTurns:
                 examined.append(claim)
         return examined
 
-    def passed_over_before(self, shape: ClaimShape) -> frozenset[str]:
-        """Nodes that were tried in vain for a shape in the last ticks."""
-        return self._history.passed_over.get(shape, frozenset())
+    def failed_nodes_before(self, shape: ClaimShape) -> frozenset[str]:
+        """Nodes that failed for a shape in the last ticks."""
+        return self._history.failed_nodes.get(shape, frozenset())
 
     def note(self, shape: ClaimShape, result: SearchResult) -> None:
-        """Note how a search ended, and which nodes were tried in vain."""
-        before, vain = self.passed_over_before(shape), result.vain
+        """Note how a search ended, and which nodes failed."""
+        before, failed = self.failed_nodes_before(shape), result.failed_nodes
         if result.nodes is None:
-            self._failed.add(shape)
+            self._failed_shapes.add(shape)
         if result.is_cut_short:
-            self.passed_over[shape] = vain if vain <= before else vain | before
+            self.failed_nodes[shape] = failed if failed <= before else failed | before
         elif result.nodes is not None and before:
-            self.passed_over[shape] = before
+            self.failed_nodes[shape] = before
 
     def include(self, claim: Claim) -> bool:
         """Whether nodes are searched for a claim."""
         shape = _shape(claim)
-        if shape in self._failed:
+        if shape in self._failed_shapes:
             return False
         return shape in self._due or self.met_count[claim.handle] < self._history.met_count.get(claim.handle, 0)
 

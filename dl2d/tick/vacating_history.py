@@ -50,8 +50,9 @@ class ClaimHistory:
     queue: tuple[ClaimShape, ...] = ()
     #: How many claims were met in the last tick, by handle: all nodes that they need were found.
     met_count: Mapping[str, int] = field(default_factory=dict)
-    #: Nodes that could not be vacated in the last ticks, for shapes of claims for which not all nodes were tried.
-    passed_over: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
+    #: Nodes that could not be vacated in the last ticks, for shapes of claims for which not all nodes were tried
+    #: (``MovesOffNodes.failed_nodes``).
+    failed_nodes: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
     #: Since when tasks have been about to leave the nodes of a claim that is met.
     vacating_since: Mapping[ClaimKey, float] = field(default_factory=dict)
 

@@ -26,7 +26,7 @@ class TargetNodes:
         surplus: Mapping[TaskGroup, int],
         packing: Packing,
         tasks: Iterable[Task],
-        leaves_last: Collection[Task],
+        rank_0_workers: Collection[Task],
         overused: Mapping[str, Resources],
         vacating: Collection[Task] = (),
         may_use: Mapping[JobKey, frozenset[str]] = MappingProxyType({}),
@@ -56,7 +56,7 @@ class TargetNodes:
                     group_tasks,
                     key=lambda task: (
                         task not in vacating,
-                        task in leaves_last,
+                        task in rank_0_workers,
                         task.id not in elsewhere,
                         *leaving_order(task),
                     ),

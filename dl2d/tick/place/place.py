@@ -19,7 +19,7 @@ from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
-from dl2d.tick.place.task_leaving_order import first_member, leaving_order
+from dl2d.tick.place.task_leaving_order import leaving_order, rank_0_worker
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
 RoleSequence = tuple[Role, ...]
@@ -66,16 +66,18 @@ def place(
         if job.key in allocations
         for role in TASK_ROLES
     }
-    leaves_last = {
+    rank_0_workers = {
         first
         for (_, role), tasks in groups.items()
-        if role is Role.WORKER and (first := first_member(tasks)) is not None
+        if role is Role.WORKER and (first := rank_0_worker(tasks)) is not None
     }
     vacating = vacating_tasks(snapshot, groups, keep)
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
     may_use = snapshot.may_use()
-    targets = TargetNodes(decision, groups, surplus, packing, snapshot.tasks, leaves_last, overused, vacating, may_use)
+    targets = TargetNodes(
+        decision, groups, surplus, packing, snapshot.tasks, rank_0_workers, overused, vacating, may_use
+    )
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
 
     # Vacate claimed nodes, and replace tasks that reach their time limit
@@ -86,7 +88,7 @@ def place(
         {group: count for group, count in surplus.items() if group not in targets.leaving},
         targets,
         packing,
-        leaves_last=leaves_last,
+        rank_0_workers=rank_0_workers,
         without_replacement=without_replacement,
     )
     open_surplus = vacated.surplus
@@ -109,7 +111,7 @@ def place(
         if (key, role) not in without_replacement or surplus.get((key, role))
         for task in tasks
         if (task.job, task.id) not in leaving_ids
-        and (task not in leaves_last or surplus.get((key, role)) == len(tasks))
+        and (task not in rank_0_workers or surplus.get((key, role)) == len(tasks))
     ]
     waiting = [*vacated.waiting, *placer.waiting_for_room()]
     room_made = RoomMade((), ())
@@ -119,7 +121,9 @@ def place(
 
     # Stop tasks of jobs that shrink
     others = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
-    surplus_leaving = _leaving(others if vacating else groups, open_surplus, room_made.leaving, leaves_last, positions)
+    surplus_leaving = _leaving(
+        others if vacating else groups, open_surplus, room_made.leaving, rank_0_workers, positions
+    )
     leaving = chain(leaving_targets, vacated.stopping, surplus_leaving)
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
     return Plan(
@@ -134,7 +138,7 @@ def _leaving(
     groups: Mapping[TaskGroup, list[Task]],
     surplus: Mapping[TaskGroup, int],
     making_room: Iterable[Task],
-    leaves_last: Collection[Task],
+    rank_0_workers: Collection[Task],
     positions: Mapping[str, int],
 ) -> Iterator[Task]:
     """The surplus tasks of each group: those of the highest positions, or that make room for waiting tasks, first."""
@@ -143,7 +147,7 @@ def _leaving(
     def order(task: Task) -> tuple[float, bool, bool, bool, int]:
         # A task without a position waits for a container.
         position = positions.get(task.tag, math.inf) if positions else 0
-        return -position, task in leaves_last, task not in makes_room, *leaving_order(task)
+        return -position, task in rank_0_workers, task not in makes_room, *leaving_order(task)
 
     for group, count in surplus.items():
         if count:
@@ -273,7 +277,7 @@ class _Placer:
         self._waiting_for_target: set[TaskGroup] = set()
         #: Groups of tasks that have room but wait since another task of their job's minimum size has none. One entry
         #: for each task. ``make_room`` keeps their room for them.
-        self._held_back: list[TaskGroup] = []
+        self._waiting_for_siblings: list[TaskGroup] = []
         self._requests = requests
         self._packing = packing
         self._targets = targets
@@ -322,14 +326,14 @@ class _Placer:
         ]
 
     def waiting_for_room(self) -> list[WaitingTask]:
-        """The tasks for which room can be made: those held back, and those that wait, but not for a named node."""
+        """The tasks for which room can be made: those that wait for siblings, and others, but not for a named node."""
         waiting = [
             group
             for group, (count, _) in self._waiting.items()
             if group not in self._waiting_for_target
             for _ in range(count)
         ]
-        groups = (*self._held_back, *waiting)
+        groups = (*self._waiting_for_siblings, *waiting)
         return [WaitingTask((key, role), self._requests[key].demand(role)) for key, role in groups]
 
     def _place_unstarted(
@@ -353,7 +357,7 @@ class _Placer:
             for start in starts:
                 self._packing.remove(start.node, start.demand)
                 self._targets.release(start.node, start.demand)
-        self._held_back += [(key, start.role) for start in starts]
+        self._waiting_for_siblings += [(key, start.role) for start in starts]
         if not blocked_tasks:
             return [], []
         # Only tasks of the role that has no room count as waiting; the others are held back.

@@ -77,7 +77,7 @@ def replace_vacating(
     targets: TargetNodes,
     packing: Packing,
     *,
-    leaves_last: Collection[Task],
+    rank_0_workers: Collection[Task],
     without_replacement: Collection[TaskGroup],
 ) -> Vacated:
     """Decide which tasks of ``vacating`` stop, move or stay, and reserve the room of those that move.
@@ -91,7 +91,7 @@ def replace_vacating(
         first.
     targets
         Named nodes; the tasks that it lets leave are no concern of this function.
-    leaves_last
+    rank_0_workers
         Workers of rank 0.
     without_replacement
         Groups of which no new task would start at present.
@@ -103,7 +103,7 @@ def replace_vacating(
     left, found = dict(staying), Vacated([], [], [], dict(surplus))
     moving: set[TaskGroup] = set()
     displaced = []
-    for task in sorted(vacating, key=lambda task: (task in leaves_last, *leaving_order(task), task.tag)):
+    for task in sorted(vacating, key=lambda task: (task in rank_0_workers, *leaving_order(task), task.tag)):
         group = task.job, task.role
         if task in chosen:
             continue

@@ -13,7 +13,7 @@ def leaving_order(task: Task) -> tuple[bool, int]:
     return joined, -task.number
 
 
-def first_member(tasks: Iterable[Task]) -> Task | None:
+def rank_0_worker(tasks: Iterable[Task]) -> Task | None:
     """The worker of rank 0: the confirmed task with the earliest ``since``, of several the one of the lowest number.
 
     A training script that writes files does so in this worker.
