@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -68,6 +69,11 @@ class Plan:
     def first_replacement(self) -> int:
         """Index in ``starts`` of the first replacement; the replacement of ``moves[0]`` is there."""
         return len(self.starts) - len(self.moves)
+
+    def replacements(self) -> Iterator[tuple[int, Move, Start]]:
+        """Each move with the start that replaces its task, and before them the index of that in ``starts``."""
+        first = self.first_replacement
+        return zip(range(first, len(self.starts)), self.moves, self.starts[first:], strict=True)
 
 
 @dataclass(frozen=True, slots=True)

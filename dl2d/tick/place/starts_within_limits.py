@@ -53,11 +53,20 @@ def within_limits(
 ) -> Plan:
     """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
 
-    Tasks up to a running job's floor start all the same, and a job that has nothing starts with its minimum size or not
-    at all. Of tasks that reach their time limit or leave a claimed node, those of the floor are replaced all the same,
-    one of each job and role at a time, and the others stop without a replacement. ``owners`` are those of the jobs of
-    all tasks in the snapshot. No task of a job and role in ``without_replacement`` starts while another one of it is
-    leaving.
+    ===================================================================  ========================================
+    start for which a limit has no room                                  what becomes of it
+    ===================================================================  ========================================
+    new task up to the floor of a running job                            starts
+    new tasks of the minimum size of a job that has nothing              deferred together, with all of the job
+    other new task                                                       deferred
+    replacement of a task of the floor that reaches its time limit or    starts, one of each job and role at a
+    leaves a claimed node                                                time; the other tasks stay
+    replacement of a task beyond the floor that reaches its time limit   the task stops
+    other replacement                                                    the task stays
+    ===================================================================  ========================================
+
+    ``owners`` are those of the jobs of all tasks in the snapshot. No task of a job and role in ``without_replacement``
+    starts while another one of it is leaving.
     """
     waiting = _behind_leaving_tasks(plan, snapshot, without_replacement)
     plan = _without(plan, waiting) if waiting else plan
@@ -70,23 +79,23 @@ def within_limits(
     requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
     replaced = _floor_tasks_replaced(plan, snapshot)
     by_job: dict[JobKey, list[int]] = defaultdict(list)
-    for number, start in enumerate(plan.starts):
-        by_job[start.job].append(number)
+    for index, start in enumerate(plan.starts):
+        by_job[start.job].append(index)
     deferred: dict[int, _Lack] = {}
-    for key, numbers in by_job.items():
+    for key, indices in by_job.items():
         has, floor = held[key], floors.get(key, NOTHING)
         first = requests[key].min_size if has == NOTHING else None
         present = Counter({role: has.count(role) for role in TASK_ROLES})
-        for unit in _units(plan.starts, numbers, first):
+        for unit in _units(plan.starts, indices, first):
             role = plan.starts[unit[0]].role
-            demand = Resources.total(plan.starts[number].demand for number in unit)
+            demand = Resources.total(plan.starts[index].demand for index in unit)
             lacks = in_use.lacks(key, demand)
             below_floor = has != NOTHING and present[role] < floor.count(role)
             if lacks is not None and not below_floor and replaced.isdisjoint(unit):
                 lack = _Lack(limit=lacks[0], shortfalls=lacks[1])
                 deferred |= dict.fromkeys(unit, lack)
-                if has == NOTHING and unit[0] == numbers[0]:  # not even its minimum size
-                    deferred |= dict.fromkeys(numbers, lack)
+                if has == NOTHING and unit[0] == indices[0]:  # not even its minimum size
+                    deferred |= dict.fromkeys(indices, lack)
                     break
                 continue
             in_use.add(key, demand)
@@ -101,7 +110,7 @@ def within_allowance(plan: Plan, allowance: StartAllowance) -> Plan:
 
 
 def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
-    """Numbers of the starts that replace a task of a floor which has to go: it expires, or leaves for a claim.
+    """Indices of the starts that replace a task of a floor which has to go: it expires, or leaves for a claim.
 
     At most one of each job and role, and none while another task of them leaves: so a floor exceeds a limit by no more
     than one task of a role.
@@ -116,14 +125,24 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
             leaving.add(group)
         elif task.tag not in going:
             staying[group] += 1
-    moved: dict[TaskGroup, list[int]] = defaultdict(list)
-    for number, move in enumerate(plan.moves, plan.first_replacement):
-        key, role = group = move.job, plan.starts[number].role
-        is_floor = staying[group] < floors.get(key, NOTHING).count(role)
-        if task_tag(key, move.task) in going and is_floor and group not in leaving:
-            moved[group].append(number)
     # The worker of rank 0 comes last. With a floor of one it is the one that stays, while the others stop.
-    return {numbers[-1] if floors[key].count(role) == 1 else numbers[0] for (key, role), numbers in moved.items()}
+    return {
+        indices[-1] if floors[key].count(role) == 1 else indices[0]
+        for (key, role), indices in _replacements_on_floors(plan, going, floors, staying).items()
+        if (key, role) not in leaving
+    }
+
+
+def _replacements_on_floors(
+    plan: Plan, going: Collection[str], floors: Mapping[JobKey, Allocation], staying: Counter[TaskGroup]
+) -> dict[TaskGroup, list[int]]:
+    """Indices of the starts that replace tasks ``going`` of jobs whose tasks ``staying`` are fewer than their floor."""
+    found: dict[TaskGroup, list[int]] = defaultdict(list)
+    for index, move, start in plan.replacements():
+        group = move.job, start.role
+        if task_tag(move.job, move.task) in going and staying[group] < floors.get(move.job, NOTHING).count(start.role):
+            found[group].append(index)
+    return found
 
 
 def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
@@ -153,7 +172,7 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
 def _behind_leaving_tasks(
     plan: Plan, snapshot: Snapshot, without_replacement: Collection[TaskGroup]
 ) -> dict[int, _Lack]:
-    """The starts for which there is room only when a task of the same job and role has left, by number.
+    """The starts for which there is room only when a task of the same job and role has left, by index.
 
     Not the replacement of an expiring task of the floor, as what leaves may take longer than the time that is left.
     """
@@ -164,31 +183,27 @@ def _behind_leaving_tasks(
     expiring = _expiring_floor_tasks_replaced(plan, snapshot)
     held = snapshot.held()
     waiting = {
-        number
-        for number, start in enumerate(plan.starts)
-        if (start.job, start.role) in leaving and number not in expiring
+        index for index, start in enumerate(plan.starts) if (start.job, start.role) in leaving and index not in expiring
     }
     # What a job that has nothing starts with is its minimum size, as a whole or not at all.
-    whole = {plan.starts[number].job for number in waiting if held[plan.starts[number].job] == NOTHING}
+    whole = {plan.starts[index].job for index in waiting if held[plan.starts[index].job] == NOTHING}
     return {
-        number: _Lack(postponed=_LEAVES_FIRST if number in waiting else _STARTS_WHOLE)
-        for number, start in enumerate(plan.starts)
-        if number in waiting or start.job in whole
+        index: _Lack(postponed=_LEAVES_FIRST if index in waiting else _STARTS_WHOLE)
+        for index, start in enumerate(plan.starts)
+        if index in waiting or start.job in whole
     }
 
 
 def _expiring_floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
-    """Numbers of the starts that replace a task of a floor that expires, one of each job and role."""
-    floors = dict(snapshot.floors)
+    """Indices of the starts that replace a task of a floor that expires, one of each job and role.
+
+    Of several it is the last, that of the worker of rank 0 if it expires.
+    """
     staying = Counter(
         (task.job, task.role) for task in snapshot.tasks if task.state.wanted and task.tag not in snapshot.expiring
     )
-    found: dict[TaskGroup, int] = {}
-    for number, move in enumerate(plan.moves, plan.first_replacement):
-        key, role = group = move.job, plan.starts[number].role
-        if task_tag(key, move.task) in snapshot.expiring and staying[group] < floors.get(key, NOTHING).count(role):
-            found[group] = number
-    return set(found.values())
+    found = _replacements_on_floors(plan, snapshot.expiring, dict(snapshot.floors), staying)
+    return {indices[-1] for indices in found.values()}
 
 
 class _Lack(NamedTuple):
@@ -200,38 +215,38 @@ class _Lack(NamedTuple):
 
 
 def _without(plan: Plan, deferred: Mapping[int, _Lack]) -> Plan:
-    """The plan without the starts of these numbers, which are deferred."""
+    """The plan without the starts at these indices, which are deferred."""
     return replace(
         plan,
-        starts=tuple(start for number, start in enumerate(plan.starts) if number not in deferred),
+        starts=tuple(start for index, start in enumerate(plan.starts) if index not in deferred),
         deferred=(*plan.deferred, *_deferred(plan.starts[: plan.first_replacement], deferred)),
-        moves=tuple(move for number, move in enumerate(plan.moves, plan.first_replacement) if number not in deferred),
+        moves=tuple(move for index, move, _ in plan.replacements() if index not in deferred),
     )
 
 
-def _units(starts: Sequence[Start], numbers: Sequence[int], first: Allocation | None) -> list[list[int]]:
+def _units(starts: Sequence[Start], indices: Sequence[int], first: Allocation | None) -> list[list[int]]:
     """The starts of a job that go together: those that make up the size ``first``, if it is given; then single ones."""
     if first is None:
-        return [[number] for number in numbers]
+        return [[index] for index in indices]
     missing = {role: first.count(role) for role in TASK_ROLES}
     together: list[int] = []
     others: list[int] = []
-    for number in numbers:
-        role = starts[number].role
-        (together if missing[role] > 0 else others).append(number)
+    for index in indices:
+        role = starts[index].role
+        (together if missing[role] > 0 else others).append(index)
         missing[role] -= 1
-    return [together, *([number] for number in others)]
+    return [together, *([index] for index in others)]
 
 
 def _deferred(starts: Sequence[Start], lacks: Mapping[int, _Lack]) -> Iterable[Deferred]:
     """One record for each job and role. Tasks that were to be moved have not been decided on, so they are left out."""
     groups: dict[TaskGroup, list[int]] = defaultdict(list)
-    for number, start in enumerate(starts):
-        if number in lacks:
-            groups[start.job, start.role].append(number)
-    for (key, role), numbers in groups.items():
-        lack = lacks[numbers[0]]
-        yield Deferred(key, role, len(numbers), "", lack.shortfalls, lack.limit, lack.postponed)
+    for index, start in enumerate(starts):
+        if index in lacks:
+            groups[start.job, start.role].append(index)
+    for (key, role), indices in groups.items():
+        lack = lacks[indices[0]]
+        yield Deferred(key, role, len(indices), "", lack.shortfalls, lack.limit, lack.postponed)
 
 
 class _LimitsInUse:
