@@ -1,4 +1,4 @@
-"""Answered heartbeats: since when each coordinator was answered without a gap, so that it knows its members."""
+"""Answered heartbeats: since when each coordinator was answered without a gap, and which were told that they ended."""
 
 from __future__ import annotations
 
@@ -42,3 +42,26 @@ class AnsweredHeartbeats:
         with self._lock:
             answered = self._answered.get(job)
         return None if answered is None else answered[0]
+
+
+class EndedJobs:
+    """Jobs that have ended and have sent a heartbeat since; in memory, and safe for threads.
+
+    Their users still have their credentials, and an array of short jobs leaves hundreds of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, slug: str) -> None:
+        """Remember a job."""
+        with self._lock:
+            self._ended[slug] = None
+            if len(self._ended) > _MAX_JOBS:
+                self._ended.popitem(last=False)
+
+    def __contains__(self, slug: str) -> bool:
+        """Whether a job has ended and is remembered."""
+        with self._lock:
+            return slug in self._ended

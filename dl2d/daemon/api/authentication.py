@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import structlog
 from fastapi import Depends, HTTPException, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.connection_limits import Connection, client_gone, client_group, is_loopback
+from dl2d.daemon.api.heartbeat import stop_answer
 from dl2d.daemon.api.request_limits import (
     BYTES_PER_HEARTBEAT,
     COST_PER_REQUEST,
@@ -127,6 +128,9 @@ class HeartbeatRoute(JobRoute):
     def admit(self, request: Request) -> None:
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
+        if request.path_params["slug"] in _services(request).ended:
+            _take_rate(request)
+            return
         # A large heartbeat takes long to read. One in chunks declares no length, and so counts as the largest.
         chunked = "content-length" not in request.headers
         size = self.max_body if chunked else _declared_length(request, self.max_body)
@@ -136,6 +140,8 @@ class HeartbeatRoute(JobRoute):
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request in a turn of its job, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
+        if slug in services.ended:
+            return JSONResponse(stop_answer(services.heartbeat_seconds()))
         cost = await self.receive_body(request)
         turns = services.heartbeat_turns
         # Those that wait keep their connections, of which their address has so many.

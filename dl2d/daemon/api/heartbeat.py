@@ -338,6 +338,11 @@ def _end_reason(request: JobRequest, beat: Heartbeat, state: JobState) -> str:
     return f"{said}; inexact from version {beat.inexact_from} on, because optimizer state was lost with a server"
 
 
+def stop_answer(heartbeat_seconds: float) -> dict[str, object]:
+    """The answer to the coordinator of a job that has ended."""
+    return {"members": [], "stop": True, "heartbeat_seconds": heartbeat_seconds}
+
+
 def targets(tasks: tuple[Task, ...]) -> list[str]:
     """Ids of the tasks that should be members."""
     return [task.id for task in tasks if task.state.wanted]

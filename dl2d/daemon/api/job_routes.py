@@ -30,7 +30,7 @@ from dl2d.daemon.api.authentication import (
     services_of,
     shows_submission_credential,
 )
-from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
+from dl2d.daemon.api.heartbeat import Heartbeat, receive, stop_answer, targets
 from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import TASKS_PER_RATE, too_many
 from dl2d.daemon.api.route_dependencies import Services
@@ -219,7 +219,8 @@ def heartbeat(
     at = services.clock()
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
-        return {"members": [], "stop": True, "heartbeat_seconds": services.heartbeat_seconds()}
+        services.ended.add(job.key.slug)
+        return stop_answer(services.heartbeat_seconds())
     if not services.taken.take(job.key, beat.sender, beat.number):
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was received before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.

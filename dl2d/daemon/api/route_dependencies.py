@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.daemon_mode import Mode
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats, EndedJobs
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import (
@@ -74,6 +74,7 @@ class Services:
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
     refused: RefusedJobs = field(default_factory=RefusedJobs)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)
+    ended: EndedJobs = field(default_factory=EndedJobs)
 
     def may_log(self, event: str, whose: str, seconds: float = JOB_LOG_SECONDS) -> bool:
         """Whether an event that a user can cause is logged now: not each time, as it could fill the log."""

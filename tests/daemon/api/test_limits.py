@@ -209,6 +209,20 @@ def test_requests_that_are_refused_are_logged_not_each_time(make_world):
     }
 
 
+def test_heartbeats_of_jobs_that_have_ended_count_for_their_address_and_are_not_read(make_world):
+    world = make_world(burst=2.0)
+    jobs = [world.submit() for _ in range(3)]
+    for job in jobs:
+        world.cancel(job.slug)
+        assert world.heartbeat(job).json()["stop"] is True
+    answers = []
+    for job in jobs:
+        credential = f"Authorization: Bearer {world.credentials.for_job(job)}"
+        answers.append(send(world, f"/v1/jobs/{job.slug}/heartbeat", credential, "Content-Length: 9"))  # and no body
+    assert [answer.split()[1] for answer in answers] == [b"200", b"200", b"429"]
+    assert b'"stop":true' in answers[0]
+
+
 def test_an_address_that_a_request_names_has_no_effect(make_world):
     world = make_world(burst=3.0)
     answers = [world.client.get("/v1/health", headers={"X-Forwarded-For": f"10.0.0.{each}"}) for each in range(5)]
