@@ -200,11 +200,9 @@ def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) 
         possible &= np.arange(ps_counts)[:, None] >= ps
         possible &= np.arange(worker_counts) >= workers
     if ps_counts > _MAX_COUNTS + 1:
-        considered = np.array([_considered(ps_counts, grid.current and grid.current[1]) for grid in grids])
-        possible &= considered[:, :, None]
+        possible &= _considered(possible, 2, [grid.current and grid.current[1] for grid in grids])[:, :, None]
     if worker_counts > _MAX_COUNTS + 1:
-        considered = np.array([_considered(worker_counts, grid.current and grid.current[0]) for grid in grids])
-        possible &= considered[:, None, :]
+        possible &= _considered(possible, 1, [grid.current and grid.current[0] for grid in grids])[:, None, :]
     candidates = possible & _maybe_undominated(np.where(possible, speeds, -np.inf), ps_for_worker)
     for index, grid in enumerate(grids):
         if grid.current is not None:
@@ -277,13 +275,32 @@ def _speed_at_base(grid: SizeGrid) -> float:
     return float(grid.speeds[ps, workers]) if inside and any(grid.base) else 0.0
 
 
-def _considered(length: int, current: int | None) -> Bools:
-    """Counts from 0 on that are considered where there are many: 0, the current one, and a geometric progression."""
-    counts = np.unique(np.geomspace(1, length - 1, _MAX_COUNTS).round().astype(np.int64))
-    considered = np.zeros(length, dtype=bool)
-    considered[0] = considered[counts] = True
-    if current is not None and current < length:
-        considered[current] = True
+def _considered(possible: Bools, other: int, current: Sequence[int | None]) -> Bools:
+    """Counts of a role that are considered: of many possible ones the least, the current, and a geometric progression.
+
+    Parameters
+    ----------
+    possible
+        Whether each size is possible, shape (G, P, W).
+    other
+        Axis of the counts of the other role.
+    current
+        The count that each job has now.
+
+    Returns
+    -------
+    Shape (G, counts).
+    """
+    considered: Bools = np.any(possible, axis=other)
+    for index, kept in enumerate(current):
+        counts = np.flatnonzero(considered[index])
+        if len(counts) > _MAX_COUNTS:
+            progression = np.geomspace(max(counts[0], 1), counts[-1], _MAX_COUNTS).round()
+            considered[index] = False
+            considered[index, counts[np.searchsorted(counts, progression)]] = True
+            considered[index, counts[0]] = True
+            if kept is not None:
+                considered[index, kept] = True
     return considered
 
 

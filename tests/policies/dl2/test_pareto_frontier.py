@@ -107,6 +107,27 @@ def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> N
     assert len(counts) <= 25
 
 
+@pytest.mark.parametrize("allowed", [(1, 2, 4, 8, 16, 32, 64), (30, 60), tuple(range(40, 60))])
+def test_of_few_allowed_counts_all_are_looked_at_however_large_they_are(allowed: tuple[int, ...]) -> None:
+    workers = np.arange(65)[None]
+    grid = SizeGrid(workers**0.9, worker=[1], ps=[1], capacity=[64], allowed=np.isin(workers, allowed))
+    (made,) = pareto_frontiers([grid])
+    assert made is not None
+    assert made.sizes[:0:-1, 0].tolist() == list(allowed)
+
+
+def test_of_many_allowed_counts_some_in_geometric_progression_are_looked_at() -> None:
+    workers = np.arange(401)[None]
+    allowed = (workers > 0) & (workers % 8 == 0)
+    (made,) = pareto_frontiers([SizeGrid(workers**0.9, worker=[1], ps=[1], capacity=[400], allowed=allowed)])
+    assert made is not None
+    counts = made.sizes[:0:-1, 0].tolist()
+    assert counts[0] == 8
+    assert counts[-1] == 400
+    assert 16 < len(counts) <= 24
+    assert max(np.diff(counts) / counts[:-1]) <= 1.0
+
+
 @given(seed=st.integers(0, 10**6))
 def test_there_is_a_step_wherever_a_size_is_faster_and_takes_more(seed: int) -> None:
     rng = np.random.default_rng(seed)
