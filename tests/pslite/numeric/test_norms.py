@@ -29,12 +29,16 @@ def spec_of(sizes, rule, *, block_bytes=64, dtype="float32", **changes):
     return JobSpec(**{**values, **changes})
 
 
-def follow(spec, gradients, start):
-    """Train one process on given mean gradients; return the weights."""
+def follow(spec, gradients, start, skipped=0):
+    """Train one process on given mean gradients, after a number of steps without any; return the weights."""
     session = SingleSession(spec)
     session.weights.arrays[0][:] = start
     session.start()
     bundle = Bundle(spec, session.blocks)
+    for _ in range(skipped):
+        bundle.idle = frozenset((0,))
+        session.exchange([Contribution(1, bundle)], 0.0, 4)
+    bundle.idle = frozenset()
     for gradient in gradients:
         bundle.arrays[0][:] = np.asarray(gradient) * 4
         session.exchange([Contribution(1, bundle)], 0.0, 4)
@@ -84,6 +88,11 @@ def test_a_hand_worked_step():
     # m^ = g, v^ = g^2, so the update of each element is the sign of its gradient: length 2; that of the weights is 4
     mine = follow(spec_of([4], LAMB(lr=0.5, eps=0.0), dtype="float64"), [[1.0, -5.0, 0.5, 3.0]], 2.0)
     np.testing.assert_allclose(mine, [1.0, 3.0, 1.0, 1.0])
+
+
+def test_steps_without_a_gradient_do_not_count():
+    spec, gradients = spec_of([3, 20], LAMB(lr=0.1)), [np.linspace(-1, 1, 23)] * 2
+    np.testing.assert_array_equal(follow(spec, gradients, 2.0, skipped=3), follow(spec, gradients, 2.0))
 
 
 def test_which_blocks_ask_others():

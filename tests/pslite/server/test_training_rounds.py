@@ -13,7 +13,7 @@ from parts import Parts, a_job, a_plan
 from pslite.errors import ProtocolError
 from pslite.job.job_spec import LAMB, Part, Segment
 from pslite.net.messages import Clip, Norm, Trust
-from pslite.net.tensor_frames import FETCH, PARAM, REFUSED, RESEND, WHOLE, Header
+from pslite.net.tensor_frames import FETCH, PARAM, REFUSED, RESEND, SKIP, WHOLE, Header
 
 #: eight weights in two blocks, whose steps need a trust ratio of both
 LAMB_SEGMENT = Segment(dtype="float32", optimizer=LAMB(), parts=(Part("a", (8,)),))
@@ -131,6 +131,25 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
     parts.step_maker.send_squares()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
     assert not any(isinstance(message, Norm) for message in parts.messages)
+
+
+def test_steps_without_a_gradient_do_not_count_in_the_squares_of_lamb():
+    """The optimizer does not count them either."""
+
+    def squares(skipped):
+        parts = a_server(segments=(LAMB_SEGMENT,))
+        for version in range(skipped):
+            for block in (0, 1):
+                parts.take("worker-0", Header(SKIP, 1, block, 2, 0, version, 0))
+                parts.take("worker-1", Header(SKIP, 1, block, 3, 0, version, 0))
+        for block in (0, 1):
+            parts.push(0, 2, skipped, 4.0, block=block)
+            parts.push(1, 3, skipped, 4.0, block=block)
+        parts.step_maker.send_squares()
+        assert parts.messages[-1].version == skipped
+        return parts.messages[-1].squares
+
+    assert squares(3) == squares(0)
 
 
 def test_a_clip_factor_that_comes_together_with_an_older_trust_ratio_continues_its_step():

@@ -163,6 +163,16 @@ class BlockState:
         self.begin_step(leaves)
 
     @property
+    def updates(self) -> int:
+        """How often the optimizer has updated the block."""
+        return self.version - self.steps_without_gradient
+
+    @property
+    def schedule_version(self) -> int:
+        """The version that schedules go by, and LAMB's bias correction."""
+        return self.updates + self.definition.since
+
+    @property
     def weights(self) -> memoryview:
         """The weights, as bytes."""
         return bytes_of(self.state[0])

@@ -107,7 +107,11 @@ class StepMaker:
             trust = self._trust[1]
         else:
             sizes = [piece.size for piece in tensors.pieces[number]]
-            squares = {number: self._updater.squares(optimizer, block.state, values, divisor, version, clip, sizes)}
+            squares = {
+                number: self._updater.squares(
+                    optimizer, block.state, values, divisor, block.schedule_version, clip, sizes
+                )
+            }
             if shares_tensor:
                 self._unsent_squares["update"].update(squares)
                 return None
@@ -124,9 +128,9 @@ class StepMaker:
         step
             the sum and its factors.
         version
-            the version that schedules go by; None for the block's own.
+            the version that schedules go by; None for the block's `schedule_version`.
         updates
-            how many steps were applied to the block before; None for the version without steps that had no gradient.
+            how often the optimizer has updated the block; None for the block's `updates`.
 
         """
         self.server.faults.reached(FaultPoint.APPLY, block, step)
@@ -138,8 +142,8 @@ class StepMaker:
         if isinstance(total, NoGradient):
             block.steps_without_gradient += 1
             return
-        updates = block.version - block.steps_without_gradient if updates is None else updates
-        version = updates + block.definition.since if version is None else version
+        updates = block.updates if updates is None else updates
+        version = block.schedule_version if version is None else version
         self.server.meter.add(block.definition.nbytes)
         pieces = self.server.tensors.pieces[block.number] if step.factors else ()
         factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))

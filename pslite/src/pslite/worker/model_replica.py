@@ -102,7 +102,7 @@ class ModelReplica:
         clip = clip_factor(spec.clip_norm, squares)
         lengths = {
             block.number: self._updater.squares(
-                block.optimizer, state, part, count, version, clip,
+                block.optimizer, state, part, count, self._schedule_version(block, version), clip,
                 [piece.size for piece in self._tensors.pieces[block.number]],
             )
             for block, state, part, count in zip(blocks, states, parts, counts, strict=True)
@@ -112,11 +112,15 @@ class ModelReplica:
         for block, state, part, some, count in zip(blocks, states, parts, rows, counts, strict=True):
             before(block.number)
             updates = version - self._idle[block.number]
-            schedule = updates + block.since
+            schedule = self._schedule_version(block, version)
             factors = self._tensors.factors(block.number, trust) if block.number in lengths else ()
             total = part if some is None else some
             self._updater.apply(block.optimizer, state, total, count, schedule, clip, factors, updates)
             self._weights.part(block)[:] = state[0]
+
+    def _schedule_version(self, block: Block, version: int) -> int:
+        """Return the version that schedules go by in a step from a version of the model, and LAMB's bias correction."""
+        return version - self._idle[block.number] + block.since
 
     def updates(self, blocks: Iterable[int], version: int) -> list[int]:
         """Return how many steps up to a version had a gradient of each of some blocks."""
