@@ -118,10 +118,11 @@ def _frontiers_of_batch(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None
     for sizes in _slices(grid_of, len(grids)):
         if sizes.start < sizes.stop:
             dominated[sizes] = _dominated(divided[:, sizes])
+    is_current = np.zeros(len(grid_of), dtype=np.bool_)
     for index, grid in enumerate(grids):
         if grid.current is not None:
-            dominated &= (grid_of != index) | (workers != grid.current[0]) | (ps != grid.current[1])
-    kept = _thinned(np.flatnonzero(~dominated), grid_of, len(grids))
+            is_current |= (grid_of == index) & (workers == grid.current[0]) & (ps == grid.current[1])
+    kept = _thinned(np.flatnonzero(~dominated | is_current), grid_of, is_current, len(grids))
     kept_sizes = np.stack([workers[kept], ps[kept]], axis=1)
     return _with_bases(grids, grid_of[kept], kept_sizes, speed[kept], taken.take(kept, axis=1).T)
 
@@ -217,17 +218,25 @@ def _slices(grid_of: Ints, grids: int) -> list[slice]:
     return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _thinned(kept: Ints, grid_of: Ints, grids: int) -> Ints:
-    """Of the indices of kept sizes, at most ``_MAX_SIZES`` for each grid."""
-    return np.concatenate([kept[sizes][_spread(sizes.stop - sizes.start)] for sizes in _slices(grid_of[kept], grids)])
+def _thinned(kept: Ints, grid_of: Ints, is_current: Bools, grids: int) -> Ints:
+    """Of the indices of kept sizes, at most ``_MAX_SIZES`` for each grid, among them that of the current size."""
+    thinned = []
+    for sizes in _slices(grid_of[kept], grids):
+        of_grid = kept[sizes]
+        current = np.flatnonzero(is_current[of_grid]) if len(of_grid) > _MAX_SIZES else ()
+        thinned.append(of_grid[_spread(len(of_grid), *current)])
+    return np.concatenate(thinned)
 
 
 @lru_cache(maxsize=256)
-def _spread(count: int) -> Ints:
-    """At most ``_MAX_SIZES`` of the numbers below ``count``, spread evenly and including the first and the last."""
+def _spread(count: int, included: int = 0) -> Ints:
+    """At most ``_MAX_SIZES`` of the numbers below ``count``, spread evenly: the first, the last, and ``included``."""
     if count <= _MAX_SIZES:
         return np.arange(count)
-    return np.unique(np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64))
+    numbers = np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64)
+    if included not in numbers:
+        numbers[1 + np.abs(numbers[1:-1] - included).argmin()] = included
+    return numbers
 
 
 def _maybe_undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:

@@ -48,7 +48,11 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
 
     kept = [size for place, size in enumerate(sizes) if size == grid.current or not beaten(place)]
     if len(kept) > 48:
-        kept = [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, 48).round().astype(int))]
+        places = np.linspace(0, len(kept) - 1, 48).round().astype(int).tolist()
+        if grid.current in kept and kept.index(grid.current) not in places:
+            own = kept.index(grid.current)
+            places[min(range(1, 47), key=lambda place: abs(places[place] - own))] = own
+        kept = [kept[place] for place in places]
     return kept
 
 
@@ -126,6 +130,22 @@ def test_of_many_allowed_counts_some_in_geometric_progression_are_looked_at() ->
     assert counts[-1] == 400
     assert 16 < len(counts) <= 24
     assert max(np.diff(counts) / counts[:-1]) <= 1.0
+
+
+def test_of_many_sizes_on_a_frontier_48_are_kept_and_the_one_that_the_job_has_is_among_them() -> None:
+    ps, workers = np.indices((21, 21))
+    grid = SizeGrid(np.log1p(workers) * np.log1p(ps), worker=[1, 2], ps=[0, 2], capacity=[20, 80], allowed=workers > 0)
+    (made,) = pareto_frontiers([grid])
+    assert made is not None
+    assert len(made.sizes) == 49
+    for size in ((w, p) for w in range(1, 21) for p in range(1, 21)):
+        (kept,) = pareto_frontiers([replace(grid, current=size)])
+        assert kept is not None
+        assert len(kept.sizes) == 49
+        assert size in map(tuple, kept.sizes.tolist())
+        assert (np.diff(kept.log_speed[1:]) <= 0).all()
+        np.testing.assert_array_equal(kept.sizes[1], made.sizes[1])
+        np.testing.assert_array_equal(kept.sizes[-1], made.sizes[-1])
 
 
 @given(seed=st.integers(0, 10**6))

@@ -117,6 +117,16 @@ def test_a_resize_that_does_not_pay_is_not_made() -> None:
     assert given(policy(measured(speeds), resize_seconds=15.0), snapshot) == [(1, 1)], "a quarter of them"
 
 
+def test_jobs_with_hundreds_of_sizes_keep_theirs_while_nothing_changes() -> None:
+    job = CPU | {"worker": Resources.of(gpu=1, cpu=2), "ps": Resources.of(cpu=2), "max_workers": 20, "max_ps": 20}
+    speeds = {(w, p): float(100 * np.log1p(w) * np.log1p(p)) for w in range(1, 21) for p in range(1, 21)}
+    knowing = policy(measured(speeds), resize_seconds=15.0, slot_seconds=300.0)
+    jobs, nodes = [a_job(1, **job), a_job(2, **job)], cluster(1, gpu=17, cpu=60)
+    sizes = given(knowing, a_snapshot(jobs, nodes))
+    held = {index: Allocation(*size) for index, size in enumerate(sizes)}
+    assert given(knowing, a_snapshot(jobs, nodes, held)) == sizes
+
+
 def test_allreduce_gets_workers_alone() -> None:
     kind = TrainingKind("m", Architecture.ALLREDUCE, Consistency.SYNC)
     knowing = policy(measured({(workers, 0): workers**0.8 for workers in (1, 2, 4, 8)}, kind))
