@@ -68,7 +68,8 @@ class BufferPool:
         counts = Counter[tuple[str, int]]()
         for definition, copies in needed:
             counts[definition.dtype, definition.size] += copies
-        for key, free in self._free.items():
+        # copied, because a thread that prepares a plan may reserve buffers of other sizes meanwhile
+        for key, free in list(self._free.items()):
             del free[counts[key] :]
 
 
