@@ -23,7 +23,7 @@ def test_a_plan_that_is_given_up_once_it_is_announced_is_announced_no_longer():
     block.version = 1
     assert activation.for_workers(block) == Announcement(2, 2)
     assert parts.messages[-1:] == [Announced(plan=2, first=2)]
-    activation.plan_aborted(2)
+    activation.forget_plan(2)
     assert activation.for_workers(block) == NO_ANNOUNCEMENT
     activation.learn(2, 2, prepared=False)
     assert activation.for_workers(block) == NO_ANNOUNCEMENT

@@ -54,7 +54,8 @@ class AsynchronousRounds(Rounds):
         if block is None or not self._is_duplicate(header, block):
             super().not_admitted(link, header)
             return
-        # The worker has pushed it again because the server that should have answered has died.
+        # The worker has pushed it again without an answer: the connection was lost, or the block's former owner was
+        # gone after a hand-off.
         block.progress.to_answer.append((link.task, header.version + 1))
         if block.has_state:
             self._answer_waiting(block)

@@ -147,7 +147,7 @@ class Handoff:
         if self.server.spec.asynchronous:
             block.progress.applied = header.gradients_applied
         else:
-            # the optimizer counts the steps of a block from its beginning
+            # the optimizer does not count the steps before the block was added
             block.steps_without_gradient = header.version if header.kind == INIT else header.steps_without_gradient
         self.server.version = max(self.server.version, block.version)
         self.own(block)

@@ -136,8 +136,10 @@ class BlockState:
     sums: TreeSum[Gradient] = field(init=False)
     #: synchronous jobs: the sum of the present step, when it is complete
     total: Gradient | None = None
-    #: synchronous jobs: steps without a gradient, which the optimizer does not count; whether the last was one
+    #: synchronous jobs: steps that the optimizer does not count: those before the block was added, and those without a
+    #: gradient
     steps_without_gradient: int = 0
+    #: synchronous jobs: whether the last step had no gradient
     unchanged: bool = False
     #: synchronous jobs: whether the first worker has a gradient in the present step, and had one in the last
     first_worker_has_gradient: bool = False

@@ -251,8 +251,8 @@ class Server:
         """Return whether a connection is needed: its peer is a member of a plan that is in use here.
 
         A plan is in use if a block has entered it, or if it is the oldest known plan: the completed one or, until there
-        is one, the first plan of this server.  A connection from a server that blocks do not move over is not needed,
-        unless it is the one over which this server sends.
+        is one, the first plan of this server.  A connection with a server is needed only if this server opened it, or
+        while blocks move.
         """
         plans = self._state.plans
         if link.role == "ps" and not self._handoff.moving and self._connections.opened.get(link.task) is not link:
@@ -361,7 +361,7 @@ class Server:
 
     def _drop_plan(self, plan: int) -> None:
         self._state.drop_plan(plan)
-        self._state.activation.plan_aborted(plan)
+        self._state.activation.forget_plan(plan)
 
     def _plan_completed(self, message: PlanDone) -> None:
         """Drop everything that belongs to the plans before one to which all members have moved."""

@@ -43,7 +43,7 @@ class PlanActivation:
     #: the plan that the coordinator has committed and that is not announced yet; 0: none
     _committed: int = 0
     #: plans that are over or given up, which workers that have not heard of it may still announce
-    _aborted: set[int] = field(default_factory=set)
+    _finished: set[int] = field(default_factory=set)
 
     def commit(self, plan: int) -> None:
         """Have a plan announced with the next step of block 0."""
@@ -92,7 +92,7 @@ class PlanActivation:
             the plan was never `prepared` on this server.
 
         """
-        if plan and self.announced is None and plan not in self._aborted:
+        if plan and self.announced is None and plan not in self._finished:
             if not prepared:
                 raise ProtocolError(f"a push announces plan {plan}, which was never prepared on this server")
             self.announced = Announcement(plan, first)
@@ -102,7 +102,9 @@ class PlanActivation:
         return self.announced.plan if self.announced is not None and version >= self.announced.first else block.plan
 
     def for_replica(self, block: BlockState) -> Announcement:
-        """Return the announcement that a block's replica has to know with the step that is about to be applied.
+        """Return the announcement that a block's replica has to know with a step.
+
+        The step has just been applied; `block.version` is still the version before it.
 
         For a plan with first version v + 2:
 
@@ -124,9 +126,9 @@ class PlanActivation:
             return NO_ANNOUNCEMENT
         return announced
 
-    def plan_aborted(self, plan: int) -> None:
+    def forget_plan(self, plan: int) -> None:
         """Forget a plan that is given up or over, announced or not; workers' later announcements of it are ignored."""
-        self._aborted.add(plan)
+        self._finished.add(plan)
         if self._committed == plan:
             self._committed = 0
         if self.announced is not None and self.announced.plan == plan:

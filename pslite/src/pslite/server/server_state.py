@@ -85,7 +85,8 @@ class ServerState:
                                                                    block_handoff
     ================ ============================================= ========================
 
-    Other modules hold it in their attribute `server`.  A block's `state` is its weights and optimizer slots.
+    Other classes hold it in their attribute `server`, `Server` itself in `_state`.  A block's
+    `state` is its weights and optimizer slots.
     """
 
     #: the server's id
