@@ -190,7 +190,7 @@ def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints,
     if len(again):
         # What had no room on a node is given to others.
         rest = ClusterJobs(
-            crowd.frontier[again], here[again] & ~short[again], crowd.log_left[again], crowd.load[again],
+            crowd.frontier[again], here[again] & ~short[again], crowd.log_work[again], crowd.load[again],
             crowd.relative[again],
         )  # fmt: skip
         left = clusters.capacity[which[again]] - clusters.used.T[which[again]]

@@ -119,7 +119,7 @@ class _Measurements:
     detrended: Floats
     #: Variance of the noise of the detrended, shape (n,).
     noise: Floats
-    #: Whether so few jobs were measured that all of them may be of another kind, shape (n,).
+    #: Whether only one or two jobs were measured, which may be mislabelled (``are_few``), shape (n,).
     few_jobs: Bools
 
     @classmethod

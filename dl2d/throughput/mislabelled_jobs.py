@@ -39,7 +39,7 @@ _NEAR: Final = 0.999 * SAME_SPEED_LOG_RATIO
 _MAX_UNCERTAINTY: Final = 0.5
 
 
-class Relabelled(NamedTuple):
+class PredictedAs(NamedTuple):
     """The request and the measurements by which a job's speeds are predicted."""
 
     #: The job's own request, or with the model type of the kind whose speeds the job has.
@@ -78,7 +78,7 @@ class Relabelling:
 
     def __init__(self, snapshot: Snapshot, model: GaussianProcess) -> None:
         self._model = model
-        self._relabelled: dict[JobKey, Relabelled] = {}
+        self._predicted_as: dict[JobKey, PredictedAs] = {}
         points_of_jobs = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         # By group and bounds.
         suspects: dict[tuple[Group, int, int], list[_SuspectJob]] = defaultdict(list)
@@ -94,7 +94,7 @@ class Relabelling:
             ]
             failed = tuple([_without_times(point) for point in points if point[1] == 0])
             measured = [point for point in points if point[1] > 0]
-            self._relabelled[job.key] = Relabelled(request, failed)
+            self._predicted_as[job.key] = PredictedAs(request, failed)
             kind = TrainingKind.of(request)
             key = kind, max_workers, max_ps
             mean = means.get(key)
@@ -106,9 +106,9 @@ class Relabelling:
         for comparable in suspects.values():
             self._relabel(comparable)
 
-    def of(self, job: Job) -> Relabelled:
+    def of(self, job: Job) -> PredictedAs:
         """Return the request and the measurements by which a job is predicted."""
-        return self._relabelled[job.key]
+        return self._predicted_as[job.key]
 
     def _relabel(self, suspects: Sequence[_SuspectJob]) -> None:
         """Relabel jobs of one group and equal bounds where their measurements contradict their kind."""
@@ -127,10 +127,10 @@ class Relabelling:
         likeliest = np.where(agrees, misfits.log_likelihood, -np.inf).argmax(axis=0)
         for index in np.flatnonzero(contradicted).tolist():
             (job, failed, measured), best = suspects[index], likeliest[index]
-            self._relabelled[job.key] = (
-                Relabelled(replace(job.request, model=kinds[best].model), failed)
+            self._predicted_as[job.key] = (
+                PredictedAs(replace(job.request, model=kinds[best].model), failed)
                 if agrees[best, index]
-                else Relabelled(job.request, failed + measured, of_known_kind=False)
+                else PredictedAs(job.request, failed + measured, of_known_kind=False)
             )
 
 

@@ -22,7 +22,7 @@ _MIN_COMPARED_SIZES: Final = 4
 
 
 def are_few(jobs: Floats) -> Bools:
-    """Whether so few jobs were measured that all of them may be of another kind, by numbers of jobs."""
+    """Whether only one or two jobs were measured, which may be mislabelled, by numbers of jobs."""
     return np.asarray((jobs > 0) & (jobs < _TRUSTED_JOBS))
 
 

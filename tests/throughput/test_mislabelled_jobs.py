@@ -15,7 +15,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Job
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint
 from dl2d.policies.lookahead import Lookahead
-from dl2d.throughput.mislabelled_jobs import Relabelled, Relabelling
+from dl2d.throughput.mislabelled_jobs import PredictedAs, Relabelling
 
 KNOWN = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
 TRUE = {name: model.grid(16, 16) for name, model in SMOOTH.items()}
@@ -29,7 +29,7 @@ def own(*said: tuple[tuple[int, int], float]) -> tuple[SpeedPoint, ...]:
     return tuple(SpeedPoint(Allocation(*size), speed, 1, 1, 5.0, 5.0) for size, speed in said)
 
 
-def labels(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known: Any = KNOWN) -> list[Relabelled]:
+def labels(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known: Any = KNOWN) -> list[PredictedAs]:
     snapshot = with_speeds(jobs, shown, known)
     found = Relabelling(snapshot, fitted(known))
     return [found.of(job) for job in jobs]
@@ -44,8 +44,8 @@ def with_speeds(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known
 def test_a_job_that_trains_as_its_kind_does_is_of_it(factor: float) -> None:
     job = job_of(1, "a")
     shown = {0: own(((4, 4), factor * TRUE["a"][4, 4]), ((8, 2), factor * TRUE["a"][2, 8]))}
-    assert labels([job], shown) == [Relabelled(job.request)]
-    assert labels([job], {}) == [Relabelled(job.request)]
+    assert labels([job], shown) == [PredictedAs(job.request)]
+    assert labels([job], {}) == [PredictedAs(job.request)]
 
 
 @pytest.mark.parametrize(("times", "strange"), [(3, True), (4, False)])
@@ -53,21 +53,21 @@ def test_one_slow_slot_of_five_says_nothing_of_what_a_job_is(times: int, strange
     job = job_of(1, "a")
     usual, slow = own(((4, 4), TRUE["a"][4, 4]), ((8, 2), 0.5 * TRUE["a"][2, 8]))
     [shown] = labels([job], {0: (usual._replace(measurements=times), slow)})
-    assert (shown != Relabelled(job.request)) is strange
+    assert (shown != PredictedAs(job.request)) is strange
 
 
 def test_a_job_with_the_speeds_of_another_kind_is_taken_as_of_that_kind() -> None:
     jobs = [job_of(1, "a"), job_of(2, "a")]
     [first, second] = labels(jobs, {1: own(((4, 4), TRUE["b"][4, 4]))})
-    assert first == Relabelled(jobs[0].request)
-    assert second == Relabelled(replace(jobs[1].request, model="b"))
+    assert first == PredictedAs(jobs[0].request)
+    assert second == PredictedAs(replace(jobs[1].request, model="b"))
 
 
 def test_a_job_like_no_other_is_believed_what_it_showed_and_the_shape_that_all_share() -> None:
     job = job_of(1, "a")
     said = own(((4, 4), 100 * TRUE["a"].max()))
     [shown] = labels([job], {0: said})
-    assert shown == Relabelled(
+    assert shown == PredictedAs(
         job.request, (SpeedPoint(Allocation(4, 4), said[0].samples_per_second, 1),), of_known_kind=False
     )
     belief = fitted(KNOWN)

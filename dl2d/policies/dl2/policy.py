@@ -149,7 +149,7 @@ class Dl2:
         cluster_jobs = ClusterJobs.of(
             arrays, frontier_of[None], takes_part, samples[None], np.array([self._parameters.slot_seconds])
         )
-        return SizeOptions(jobs, arrays, cluster_jobs, cluster.left(packing))
+        return SizeOptions(jobs, arrays, cluster_jobs, cluster.free(packing))
 
     def _frontiers(
         self, snapshot: Snapshot, allocation: GreedyAllocation, cluster: _Cluster, predictions: Predictions
@@ -165,6 +165,7 @@ class Dl2:
         grid_of_jobs = []
         for job, inputs in zip(snapshot.jobs, predictions.inputs, strict=True):
             floor = allocation.allocations[job.key]
+            # Where a resize costs nothing, it does not matter what the job has.
             held = allocation.held[job.key] if self._parameters.resize_seconds else NOTHING
             key = (*frontier_key(inputs.request), inputs.own_measurements, inputs.optimism, floor, held)
             grid_index = grid_indices.setdefault(key, len(grid_indices))
@@ -208,24 +209,24 @@ class Dl2:
         frontier_of = cluster_jobs.frontier[0]
         task_weights = cluster.task_weights(jobs)
         bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
-        positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.left(packing), weights)
+        positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.free(packing), weights)
         blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
         if blocked:
             unblocked = cluster_jobs.takes_part.copy()
             unblocked[0, list(blocked)] = False
             # The factors "load" and "relative" keep the values of all jobs, so scores do not change between the rounds.
             others = replace(cluster_jobs, takes_part=unblocked)
-            positions = choose_sizes(frontiers, others, positions, cluster.left(packing), weights, only_larger=True)
+            positions = choose_sizes(frontiers, others, positions, cluster.free(packing), weights, only_larger=True)
             # Size 0: blocked jobs get no more tasks.
             sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
             blocked |= packer.give(jobs, sizes, task_weights)
-        steps, left = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.left(packing)[0]
+        steps, free = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.free(packing)[0]
         for index, job in enumerate(jobs):
             size = allocation.allocations[job.key]
             if size == job.request.max_size:
                 reason = Reason(Constraint.SATISFIED, f"has its maximum of {size}")
             else:
-                reason = _reason(steps, index, size, blocked.get(index), cluster, left)
+                reason = _reason(steps, index, size, blocked.get(index), cluster, free)
             allocation.refuse(job, reason)
         return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
 
@@ -259,7 +260,7 @@ class _Cluster(NamedTuple):
         order = sorted(names) or ["cpu"]
         return cls(order, np.array(capacity.in_order(order), dtype=np.int64))
 
-    def left(self, packing: Packing) -> Ints:
+    def free(self, packing: Packing) -> Ints:
         """Free resources of all nodes that accept tasks, shape (1, R)."""
         return np.array([packing.left().in_order(self.names)], dtype=np.int64)
 
@@ -317,7 +318,7 @@ class _NextSteps(NamedTuple):
 
 
 def _reason(
-    steps: _NextSteps, index: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, left: Ints
+    steps: _NextSteps, index: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, free: Ints
 ) -> Reason:
     """Reason why a job is not enlarged beyond its size.
 
@@ -327,7 +328,7 @@ def _reason(
         Index of the job.
     blocked
         Reason why tasks of the job could not be placed; None where all were.
-    left
+    free
         Free resources of the cluster, shape (R,).
     """
     if blocked is not None:
@@ -339,7 +340,7 @@ def _reason(
     larger, speed_up, need = steps.best_step(index)
     shortfalls = tuple(
         Shortfall(name, wanted / 1000, max(had, 0) / 1000)
-        for name, wanted, had in zip(cluster.names, need.tolist(), left.tolist(), strict=True)
+        for name, wanted, had in zip(cluster.names, need.tolist(), free.tolist(), strict=True)
         if wanted > had
     )
     if size == NOTHING:

@@ -76,7 +76,7 @@ class ClusterJobs:
     #: Whether each job takes part, shape (N, J); the others are padding, or keep what they have.
     takes_part: Bools
     #: Log of the samples that are left, divided by the seconds of a slot, shape (N, J).
-    log_left: Floats
+    log_work: Floats
     #: Log of the sum of the dominant shares of all jobs at their fastest sizes, shape (N,).
     load: Floats
     #: Log of the slots until a job ends at its fastest size, less the mean over all jobs, shape (N, J).
@@ -88,13 +88,13 @@ class ClusterJobs:
     ) -> ClusterJobs:
         """Compute the features from the samples that are left, (N, J), and the length of each cluster's slots, (N,)."""
         with np.errstate(divide="ignore"):
-            log_left = np.log(np.where(takes_part, samples, 1.0) / slot_seconds[:, None])
+            log_work = np.log(np.where(takes_part, samples, 1.0) / slot_seconds[:, None])
         share = np.where(takes_part, frontiers.best_share[frontier], 0.0)
         load = np.log(share.sum(axis=1) + _LOAD_OFFSET)
-        log_slots = np.logaddexp(log_left - frontiers.log_best_speed[frontier], np.log(_SLOTS_OFFSET))
+        log_slots = np.logaddexp(log_work - frontiers.log_best_speed[frontier], np.log(_SLOTS_OFFSET))
         log_slots = np.where(takes_part, log_slots, 0.0)
         mean = log_slots.sum(axis=1) / np.maximum(takes_part.sum(axis=1), 1)
-        return cls(frontier, takes_part, log_left, load, log_slots - mean[:, None])
+        return cls(frontier, takes_part, log_work, load, log_slots - mean[:, None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ def describe_steps(
     """
     frontier = cluster_jobs.frontier[clusters, jobs]
     log_speed = frontiers.log_speed[frontier]
-    log_slots = cluster_jobs.log_left[clusters, jobs][:, None] - log_speed
+    log_slots = cluster_jobs.log_work[clusters, jobs][:, None] - log_speed
     of_size = {
         "cost": frontiers.cost[frontier, positions],
         "gain": frontiers.gain[frontier, positions],

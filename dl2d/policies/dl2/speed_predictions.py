@@ -56,9 +56,9 @@ class CheckpointSpeeds:
 class PredictionInputs(NamedTuple):
     """Inputs of the prediction of a job's speeds; jobs with equal inputs have equal speeds."""
 
-    #: See ``Relabelled``.
+    #: See ``PredictedAs``.
     request: JobRequest
-    #: See ``Relabelled``.
+    #: See ``PredictedAs``.
     own_measurements: tuple[SpeedPoint, ...]
     #: Standard deviations that are added.
     optimism: float
