@@ -100,7 +100,7 @@ def _frontiers_of_batch(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None
         np.array(amounts, dtype=np.int64).T.copy()
         for amounts in zip(*((grid.worker, grid.ps, grid.capacity) for grid in grids), strict=True)
     )
-    grid_of, ps, workers = np.nonzero(_candidates(grids, speeds, _ps_for_worker(worker, server)))
+    grid_of, ps, workers = np.nonzero(_candidates(grids, speeds, worker, server, capacity))
     taken = workers * worker.take(grid_of, axis=1) + ps * server.take(grid_of, axis=1)
     within_capacity = taken <= capacity.take(grid_of, axis=1)
     if not within_capacity.all():
@@ -190,25 +190,39 @@ def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
     return number
 
 
-def _candidates(grids: Sequence[SizeGrid], speeds: Floats, ps_for_worker: Ints) -> Bools:
-    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_maybe_undominated``."""
+def _candidates(grids: Sequence[SizeGrid], speeds: Floats, worker: Ints, ps: Ints, capacity: Ints) -> Bools:
+    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_maybe_undominated``.
+
+    Where there are many counts, only sizes that fit in the cluster are among them.
+
+    Parameters
+    ----------
+    worker, ps, capacity
+        Amounts of R resources that a worker and a PS of each grid take, and that its cluster has, shape (R, G).
+    """
     possible = np.array([grid.allowed for grid in grids])
     possible &= speeds > 0
     possible &= np.isfinite(speeds)
     ps_counts, worker_counts = speeds.shape[1:]
     if any(any(grid.base) for grid in grids):
-        workers, ps = np.array([grid.base for grid in grids]).T[:, :, None, None]
-        possible &= np.arange(ps_counts)[:, None] >= ps
-        possible &= np.arange(worker_counts) >= workers
+        base_workers, base_ps = np.array([grid.base for grid in grids]).T[:, :, None, None]
+        possible &= np.arange(ps_counts)[:, None] >= base_ps
+        possible &= np.arange(worker_counts) >= base_workers
+    if max(ps_counts, worker_counts) > _MAX_COUNTS + 1:
+        # So that the largest count that is considered is the largest that fits.
+        for of_worker, of_ps, whole in zip(
+            *(amounts[..., None, None] for amounts in (worker, ps, capacity)), strict=True
+        ):
+            possible &= np.arange(worker_counts) * of_worker + np.arange(ps_counts)[:, None] * of_ps <= whole
     if ps_counts > _MAX_COUNTS + 1:
         possible &= _considered(possible, 2, [grid.current and grid.current[1] for grid in grids])[:, :, None]
     if worker_counts > _MAX_COUNTS + 1:
         possible &= _considered(possible, 1, [grid.current and grid.current[0] for grid in grids])[:, None, :]
-    candidates = possible & _maybe_undominated(np.where(possible, speeds, -np.inf), ps_for_worker)
+    candidates = possible & _maybe_undominated(np.where(possible, speeds, -np.inf), _ps_for_worker(worker, ps))
     for index, grid in enumerate(grids):
         if grid.current is not None:
-            workers, ps = grid.current
-            candidates[index, ps, workers] |= possible[index, ps, workers]
+            has_workers, has_ps = grid.current
+            candidates[index, has_ps, has_workers] |= possible[index, has_ps, has_workers]
     return candidates
 
 

@@ -132,6 +132,14 @@ def test_of_many_allowed_counts_some_in_geometric_progression_are_looked_at() ->
     assert max(np.diff(counts) / counts[:-1]) <= 1.0
 
 
+@pytest.mark.parametrize("max_workers", [64, 1000])
+def test_the_largest_count_that_fits_is_looked_at(max_workers: int) -> None:
+    workers = np.arange(max_workers + 1)[None]
+    (made,) = pareto_frontiers([SizeGrid(workers**0.9, worker=[1], ps=[1], capacity=[48], allowed=workers > 0)])
+    assert made is not None
+    assert made.sizes[1].tolist() == [48, 0]
+
+
 def test_of_many_sizes_on_a_frontier_48_are_kept_and_the_one_that_the_job_has_is_among_them() -> None:
     ps, workers = np.indices((21, 21))
     grid = SizeGrid(np.log1p(workers) * np.log1p(ps), worker=[1, 2], ps=[0, 2], capacity=[20, 80], allowed=workers > 0)
