@@ -14,25 +14,20 @@ from dl2d.core.errors import CheckpointError
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
-#: Part of the tasks below which a difference is no reason to refuse a network, and above which DRF's is no excuse for
-#: one: where jobs have fixed sizes, DRF differs in most tasks, or in several times as many as there are.
+#: Part of the tasks below which a difference is no reason to refuse a network.
 _FEW_TASKS: Final = 0.1
-_MOST_TASKS: Final = 0.25
 #: Part of the tasks that is printed as 0.0 %.
 _NO_TASKS: Final = 0.0005
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
-    """Why a network is refused that differs from the recorded scheduler more than both simple deciders, or more than
-    every job as before and in many tasks; else empty.
-    """
-    before, drf = yardstick.as_before.differing, yardstick.drf.differing
-    if trained.differing <= max(before, min(drf, _MOST_TASKS), _FEW_TASKS):
+    """Why a network that differs from the recorded scheduler more than both simple deciders is refused; else empty."""
+    simple = (yardstick.as_before.differing, yardstick.drf.differing)
+    if trained.differing <= max(*simple, _FEW_TASKS):
         return ""
-    other = f"drf ({drf:.1%})" if drf <= _MOST_TASKS else f"{_MOST_TASKS:.0%} (drf: {drf:.1%})"
     return (
         f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, more than every job at its size as "
-        f"before ({before:.1%}) and than {other}"
+        f"before ({simple[0]:.1%}) and than drf ({simple[1]:.1%})"
     )
 
 
@@ -50,7 +45,10 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     started = f"of {counted(trained.started, 'job')} started then, {trained.started_same:.1%} get the recorded size"
     lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
     if equals := not_better_than(trained, yardstick, before):
-        lines.append(f"not better than {' and '.join(equals)}: as near to the recorded scheduler, or nearer")
+        lines.append(
+            f"not better than {' and '.join(equals)}, which is as near to the recorded scheduler, or nearer: "
+            "it has learned little; record longer before it decides"
+        )
     return lines
 
 

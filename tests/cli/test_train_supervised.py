@@ -14,7 +14,7 @@ from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import promotion_trial
-from dl2d.cli.imitation_report import comparison_lines, imitation_problem, not_better_than
+from dl2d.cli.imitation_report import comparison_lines, not_better_than
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -224,7 +224,9 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert "drf" in ran.json["not_better_than"]  # it is drf that was recorded
     ran = dl2d(*train)
     assert f"not learned from: {days[1]}, the days on which versions are compared" in ran.out
-    assert "not better than drf: as near to the recorded scheduler, or nearer" in ran.out
+    assert (
+        "not better than drf, which is as near to the recorded scheduler, or nearer: it has learned little" in ran.out
+    )
     # Nor is what was learned from compared on.
     saved = dl2d("shadow", "-c", config, "--json").json["saved"]
     assert saved["days"] == days[1:]
@@ -246,27 +248,6 @@ def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_tha
     trained = replace(drf, differing=differing)
     assert not_better_than(trained, yardstick) == said
     assert any("not better than" in line for line in comparison_lines(trained, yardstick)) == bool(said)
-
-
-@pytest.mark.parametrize(
-    ("trained", "before", "drf", "words"),
-    [
-        (0.05, 0.0, 0.0, ""),  # in few tasks
-        (0.2, 0.3, 0.0, ""),
-        (0.2, 0.1, 0.25, ""),
-        (0.2, 0.1, 0.15, "as before (10.0%) and than drf (15.0%)"),
-        (0.4, 0.05, 0.56, "as before (5.0%) and than 25% (drf: 56.0%)"),  # jobs of fixed size
-        (0.4, 0.5, 0.56, ""),
-    ],
-)
-def test_a_network_is_refused_that_differs_more_than_simple_deciders(
-    trained: float, before: float, drf: float, words: str
-) -> None:
-    one = SizeComparison(slots=9, jobs=40, same=0.5, differing=0.0, started=4, started_same=0.5)
-    yardstick = Yardstick(as_before=replace(one, differing=before), drf=replace(one, differing=drf))
-    found = imitation_problem(replace(one, differing=trained), yardstick)
-    assert found.endswith(words)
-    assert bool(found) == bool(words)
 
 
 def test_one_of_a_kind_is_told_in_the_singular_and_nodes_are_whole() -> None:
