@@ -13,8 +13,8 @@ import httpx2
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
 from dl2d.daemon.key_file import load_credentials
+from pslite.launch.daemon_account_check import check_peer, trusted_accounts
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
-from pslite.launch.loopback_peer import check_peer, trusted_accounts
 
 _SECONDS = 30.0
 #: With what other accounts than the daemon's submit and end jobs, by resource manager.

@@ -22,8 +22,8 @@ from dl2d.tick.observe import LiveJobs
 from dl2d.tick.stop_tasks_and_anchors import must_stop_anchor
 from dl2d.tick.stray_tasks import compare_strays
 from dl2d.tick.task_matching import Matches, may_stop
+from dl2d.tick.task_time_in_state import Elapsed
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.time_in_state import Elapsed
 from dl2d.tick.withdrawn_tasks import MAX_REFUSED_SECONDS, why_refused
 
 #: Why a task or anchor that is not listed has ended.

@@ -31,9 +31,9 @@ from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing
+from dl2d.tick.task_time_in_state import elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
-from dl2d.tick.time_in_state import elapsed_times, update_state_since
 from dl2d.tick.withdrawn_tasks import withdrawn_tasks
 
 log = structlog.get_logger()

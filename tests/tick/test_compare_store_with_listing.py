@@ -23,8 +23,8 @@ from dl2d.tick.observe import LiveJobs
 from dl2d.tick.silent_coordinators import update_calling_since
 from dl2d.tick.stop_tasks_and_anchors import ended_jobs_to_check
 from dl2d.tick.task_matching import match_listing
+from dl2d.tick.task_time_in_state import Elapsed, update_state_since
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.time_in_state import Elapsed, update_state_since
 
 KEY = JobKey("here", "1", 1000)
 NOW = 10_000.0
