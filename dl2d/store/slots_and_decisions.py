@@ -317,7 +317,7 @@ class SqlSlots(StoreTables):
         if policy is not None:
             query = query.where(SlotRow.policy == policy)
         if with_jobs:
-            first_decided = select(func.min(DecisionRow.slot)).scalar_subquery()
+            first_decided = func.coalesce(select(func.min(DecisionRow.slot)).scalar_subquery(), _AFTER_ALL_SLOTS)
             query = query.where(exists().where(DecisionRow.slot == SlotRow.number) | (SlotRow.number < first_decided))
         with self._database.reading("listing slots") as connection:
             return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))

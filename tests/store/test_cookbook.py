@@ -83,9 +83,10 @@ def test_no_question_reads_a_whole_table_for_each_row_of_another(filled: Connect
 @pytest.mark.parametrize("query", [query for *_, query in QUESTIONS])
 def test_no_question_reads_all_decisions(filled: Connection, query: str) -> None:
     """Otherwise its time grows with the length of the history."""
-    if filled.dialect.name == "sqlite":
-        steps = [step for *_, step in filled.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()]
-        assert [step for step in steps if step.startswith(("SCAN decisions", "SCAN shadow_allocations"))] == []
+    if filled.dialect.name != "sqlite":
+        pytest.skip("PostgreSQL's plans depend on the number of rows")
+    steps = [step for *_, step in filled.execute(text(f"EXPLAIN QUERY PLAN {query}")).all()]
+    assert [step for step in steps if step.startswith(("SCAN decisions", "SCAN shadow_allocations"))] == []
 
 
 def test_a_month_of_many_jobs_is_answered_quickly(tmp_path: Path) -> None:

@@ -24,13 +24,19 @@ def upgrade() -> None:
         rows = connection.execute(following).all()
         if not rows:
             return
-        connection.execute(rewrite, [{"job": row.number, "rewritten": _rewritten(row.request)} for row in rows])
+        rewritten = [{"job": row.number, "rewritten": text} for row in rows if (text := _rewritten(row.request))]
+        if rewritten:
+            connection.execute(rewrite, rewritten)
         number = rows[-1].number
 
 
 def _rewritten(stored: str) -> str:
-    request = json.loads(stored)
-    for role in ("worker", "ps"):
-        amounts = {name: amount / 1000 for name, amount in request[role].get("thousandths", [])}
-        request[role] = {name: int(amount) if amount.is_integer() else amount for name, amount in amounts.items()}
+    """The request in the new form; "" for one that is damaged, which stays as it is."""
+    try:
+        request = json.loads(stored)
+        for role in ("worker", "ps"):
+            amounts = {name: amount / 1000 for name, amount in request[role]["thousandths"]}
+            request[role] = {name: int(amount) if amount.is_integer() else amount for name, amount in amounts.items()}
+    except (ValueError, TypeError, KeyError):
+        return ""
     return json.dumps(request, ensure_ascii=False, separators=(",", ":"))

@@ -14,6 +14,8 @@ def upgrade() -> None:
         op.add_column(
             "shadow_allocations", sa.Column(name, sa.BigInteger(), nullable=False, server_default=sa.text("0"))
         )
+    if op.get_bind().execute(sa.text("SELECT 1 FROM shadow_allocations LIMIT 1")).first() is None:
+        return  # the update would read all decisions
     op.execute(
         "UPDATE shadow_allocations SET given_workers = decisions.workers, given_ps = decisions.ps FROM decisions "
         "WHERE decisions.slot = shadow_allocations.slot AND decisions.job_number = shadow_allocations.job_number"
