@@ -71,8 +71,12 @@ def takes_checkpoint(name: str) -> bool:
 
 
 def load_placement(name: str) -> Placement:
-    """A placement by name. Raises ``PluginError`` naming those that there are, or saying why it cannot be made."""
-    return cast("Placement", _made(_pick(PLACEMENTS, name, "placement"), name, "placement", {}))
+    """A placement by name. Raises ``PluginError`` naming those that there are, or saying why it cannot be used."""
+    found = _made(_pick(PLACEMENTS, name, "placement"), name, "placement", {})
+    missing = [each for each in vars(Placement) if not each.startswith("_") and not hasattr(found, each)]
+    if missing:
+        raise PluginError(f"placement: plug-in {name!r} lacks {', '.join(missing)} of dl2d.core.placement.Placement")
+    return cast("Placement", found)
 
 
 def load_manager(name: str, settings: Mapping[str, object], clock: Callable[[], float]) -> ResourceManager:

@@ -193,6 +193,8 @@ _PARTS: Final[list[Column[Any]]] = [
 _SLOT = Mapping(Slot, SlotRow)
 _SUMMARY = Mapping(SlotSummary, SlotRow)
 _NO_DETAIL = DecisionDetail()
+#: More than the number of any slot.
+_AFTER_ALL_SLOTS: Final = 1 << 62
 
 
 class SqlSlots(StoreTables):

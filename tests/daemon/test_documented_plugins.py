@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from policies.snapshots import ask, snapshots
 from tick.world import World
 
+from dl2d.core.errors import PluginError
 from dl2d.core.resources import Resources
 from dl2d.plugins import POLICIES, available, load_manager, load_placement, load_policy
 from dl2d.testing.builders import make_nodes
@@ -78,6 +79,14 @@ def test_the_documented_manager_and_placement_work_together() -> None:
         assert world.nodes_of(job) == {"a"}
     finally:
         world.close()
+
+
+@pytest.mark.usefixtures("site")
+def test_a_placement_made_for_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_placement("pack")
+    monkeypatch.delattr("site_dl2d.Pack.first_node_only")
+    with pytest.raises(PluginError, match=r"^placement: plug-in 'pack' lacks first_node_only of dl2d\.core\.placement"):
+        load_placement("pack")
 
 
 def _with(context: Any, placement: Any) -> Any:

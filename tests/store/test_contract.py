@@ -465,6 +465,10 @@ class TestSlots:
         store.record_slot(a_slot(5, ()))
         assert [summary.number for summary in store.slots(limit=2, with_jobs=True)] == [3, 2]
 
+    def test_slots_whose_decisions_were_deleted_may_have_had_jobs(self, store):
+        store.record_slot(a_slot(1, ()))
+        assert [summary.number for summary in store.slots(with_jobs=True)] == [1]
+
     def test_a_number_can_be_recorded_once(self, store):
         store.add_job(job := a_job())
         store.record_slot(first := a_slot(1, (job,)))
