@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -36,14 +38,21 @@ while True:
 
 
 class Recorder:
-    """Server that keeps what it receives, and never answers."""
+    """Server that keeps what it receives, and gives always the same answer, by default none; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: bytes = b"") -> None:
+        self.answer = answer
         self.received: list[bytes] = []
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> list[bytes]:
         """Stop, and return what came; may be called again."""
@@ -61,13 +70,13 @@ class Recorder:
                 return
             with connection:
                 self.received.append(connection.recv(1000))
+                connection.sendall(self.answer)
 
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    made = Recorder()
-    yield made
-    made.close()
+    with Recorder() as made:
+        yield made
 
 
 def test_no_request_goes_to_a_program_of_another_account(recorder: Recorder, tmp_path: Path, monkeypatch) -> None:
@@ -87,6 +96,20 @@ def test_no_request_goes_to_a_program_of_another_account(recorder: Recorder, tmp
     with DaemonClient(settings) as client, pytest.raises(Unavailable, match=whose):
         client.cancel("lab.1.1")
     assert recorder.close() == [b""] * 3
+
+
+def test_whoever_may_not_look_for_the_key_sees_a_daemon_of_another_account(tmp_path: Path, monkeypatch) -> None:
+    """It has no secret to protect, and the key file does not tell whose the daemon is."""
+    monkeypatch.setattr(daemon_client, "trusted_accounts", lambda *_: frozenset({OTHER}))
+    content = json.dumps({"version": "1", "cluster": "lab", "slot": 7, "problems": []}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    with Recorder(head + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)) as recorder:
+        config = tmp_path / "dl2d.yaml"
+        config.write_text(f"state_dir: {tmp_path}\napi:\n  port: {recorder.port}\n")
+        health = daemon_health(load_settings(config), 5)
+        assert health.runs
+        assert "slot 7" in health.description
+        assert b"Bearer none" in recorder.close()[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another account")
@@ -117,6 +140,14 @@ def test_a_connection_that_is_not_accepted_yet_is_waited_for() -> None:
         check_peer(connection, {os.geteuid()}, 10)
         timer.join()
         accepted[0].close()
+
+
+def test_a_connection_that_is_accepted_and_closed_at_once_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        server.accept()[0].close()
+        assert connection.recv(1) == b""
+        with pytest.raises(ConnectionResetError, match="closed the connection at once"):
+            check_peer(connection, {0, os.geteuid()}, 60)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -13,7 +13,9 @@ import httpx2
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
 from dl2d.daemon.key_file import load_credentials
-from pslite.launch.daemon_account_check import check_peer, trusted_accounts
+from pslite.errors import UsageError
+from pslite.launch.daemon_account_check import UID_VARIABLE, check_peer, trusted_accounts
+from pslite.launch.daemon_address_file import find_address
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, certificate_text
 
 _SECONDS = 30.0
@@ -128,14 +130,18 @@ def repeat_refused(send: Callable[[], httpx2.Response], seconds: float) -> httpx
     return answer
 
 
-def client_of_daemon(trust: ssl.SSLContext | bool, seconds: float, accounts: Collection[int]) -> httpx2.Client:  # noqa: FBT001 - as httpx has it
+def client_of_daemon(
+    trust: ssl.SSLContext | bool,  # noqa: FBT001 - as httpx has it
+    seconds: float,
+    accounts: Collection[int] | None,
+) -> httpx2.Client:
     """HTTP client that uses no proxy, and without TLS sends nothing on this machine to other accounts than these.
 
-    Its requests raise ``httpx2.TransportError`` then.
+    Its requests raise ``httpx2.TransportError`` then. With None it sends to any account: for requests without a secret.
     """
 
     def check(event: str, info: Mapping[str, Any]) -> None:
-        if event == "connection.connect_tcp.complete":
+        if accounts is not None and event == "connection.connect_tcp.complete":
             try:
                 check_peer(info["return_value"].get_extra_info("socket"), accounts, seconds)
             except OSError as error:
@@ -155,6 +161,27 @@ def daemon_accounts(settings: Settings) -> frozenset[int]:
         return trusted_accounts(settings.secret_path.stat().st_uid)
     except OSError:
         return trusted_accounts()
+
+
+def daemon_uid_for_jobs(settings: Settings, url: str) -> str:
+    """Value of ``DL2_DAEMON_UID`` for a user's job that reaches the daemon at a URL: the caller's own, or the daemon's.
+
+    Empty with https, and where neither the address file nor the owner of the key file can be read.
+    """
+    own = os.environ.get(UID_VARIABLE, "")
+    if own or url.startswith("https:"):
+        return own
+    file = settings.api.address_file
+    try:
+        address = find_address(None if file is None else [file])[1]
+        if address.uid is not None and address.url.rstrip("/") == url.rstrip("/"):
+            return str(address.uid)
+    except UsageError:
+        pass  # none, or not to be trusted
+    try:
+        return str(settings.secret_path.stat().st_uid)
+    except OSError:
+        return ""
 
 
 def daemon_url(settings: Settings) -> str:

@@ -72,7 +72,8 @@ def daemon_health(settings: Settings, seconds: float) -> DaemonHealth:
         credential = load_credentials(settings.secret_path, create=False).for_submission()
     except (OSError, Dl2dError):
         credential = ""  # of another account, or not made yet
-    answer = ask_health(url, trust, credential, seconds, daemon_accounts(settings))
+    # Whoever may not read the key may not see whose it is either: of a good daemon the account is not known then.
+    answer = ask_health(url, trust, credential, seconds, daemon_accounts(settings) if credential else None)
     if answer.own or not _knows_own_key(settings, credential):
         return answer
     problem = (
@@ -87,11 +88,12 @@ def ask_health(
     trust: ssl.SSLContext | bool,  # noqa: FBT001 - as httpx has it
     credential: str,
     seconds: float,
-    accounts: Collection[int],
+    accounts: Collection[int] | None,
 ) -> DaemonHealth:
     """Ask the daemon at a URL, for at most so many seconds.
 
-    ``credential`` is that of its account, or empty; ``accounts`` are those to which it may belong without TLS.
+    ``credential`` is that of its account, or empty; ``accounts`` are those to which it may belong without TLS,
+    None for any.
     """
     try:
         with client_of_daemon(trust, seconds, accounts) as client:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_url
+from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_uid_for_jobs, daemon_url
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, reading
@@ -185,7 +185,10 @@ def _to_yarn(
         env=job.env,
     )
     daemon, certificate = settings.api.advertise or daemon_url(settings), certificate_for_jobs(settings)
-    service = posted_description(posted, yarn, daemon=daemon, certificate=certificate, archive=archive, files=files)
+    service = posted_description(
+        posted, yarn, daemon=daemon, certificate=certificate, daemon_uid=daemon_uid_for_jobs(settings, daemon),
+        archive=archive, files=files,
+    )  # fmt: skip
     if show:
         print_json(service)
         return
@@ -235,7 +238,9 @@ def _to_slurm(job: JobFile, settings: Settings, options: list[str], *, wait: boo
     # sbatch runs as the user, and keeps the environment as for any job, except what makes a process a task of a job.
     environment = with_runner_in_path({name: value for name, value in os.environ.items() if name not in TASK_VARIABLES})
     if settings.api.advertise:
-        environment.setdefault("DL2_DAEMON", settings.api.advertise)
+        url = environment.setdefault("DL2_DAEMON", settings.api.advertise)
+        if url == settings.api.advertise and (uid := daemon_uid_for_jobs(settings, url)):
+            environment.setdefault("DL2_DAEMON_UID", uid)
     if certificate := certificate_for_jobs(settings):
         environment.setdefault("DL2_DAEMON_CERTIFICATE", certificate)
     configured = settings.resource_manager.slurm.get("slurm_conf")

@@ -149,7 +149,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._cluster = capabilities.cluster
             self._output = capabilities.output
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
-            self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates)
+            self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates, os.geteuid())
             parallel_submits = capabilities.parallel_submits
             self._manager_access = ManagerAccess(
                 self._manager,

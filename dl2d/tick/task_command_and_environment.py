@@ -25,6 +25,8 @@ class TaskSpecs:
     credentials: Credentials
     #: Value of ``DL2_DAEMON_CERTIFICATE`` by which coordinators verify the job API; "" for authorities they trust.
     certificate: str = ""
+    #: The daemon's account, to which coordinators on its machine send their credential where nothing is encrypted.
+    daemon_uid: int | None = None
 
     def of_job(self, job: Job) -> JobTaskSpecs:
         """What makes the specifications of a job's tasks, once its coordinator has called."""
@@ -49,6 +51,7 @@ class TaskSpecs:
             ("DL2_DAEMON", self.url),
             ("DL2_CREDENTIAL", self.credentials.for_job(job.key)),
             *((("DL2_DAEMON_CERTIFICATE", self.certificate),) if self.certificate else ()),
+            *((("DL2_DAEMON_UID", str(self.daemon_uid)),) if self.daemon_uid is not None else ()),
         )
         return TaskSpec(
             tag=task_tag(job.key, ANCHOR),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -24,14 +25,17 @@ from yarn.rm_answers import client_of
 
 from dl2d.cli import daemon_client
 from dl2d.cli.submit import job_environment
+from dl2d.config.settings import load_settings
 from dl2d.core.errors import Waiting
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.store import JobChange
+from dl2d.daemon.address_file import write_address
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_nodes
 from dl2d_yarn.rest_client import RestClient
+from pslite.launch.daemon_address_file import DaemonAddress
 from pslite.launch.daemon_http import certificate_text
 
 JOB = {
@@ -374,6 +378,38 @@ def test_a_batch_job_gets_the_daemons_address_and_is_no_part_of_the_job_that_sub
     assert json.loads(sbatch.read_text())["dl2"] == {
         "DL2_DAEMON": "https://other:8910", "DL2_DAEMON_CERTIFICATE": certificate_text(Path(certificate).read_text())
     }  # fmt: skip
+
+
+def test_jobs_get_the_account_of_a_daemon_that_no_certificate_proves(
+    dl2d: Dl2d, sbatch: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """That of the address file of this daemon, otherwise the key file's owner."""
+    for name in ("DL2_DAEMON", "DL2_DAEMON_UID"):
+        monkeypatch.delenv(name, raising=False)
+    url, file, other = "http://127.0.0.1:8910", folder / "job-api.json", "http://127.0.0.1:8911"
+    api = {"advertise": url, "address_file": str(file)}
+    yarn = {"addresses": ["http://127.0.0.1:9"], "runner": "/opt/dl2d/bin/dl2-run"}
+    (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "model": "digits-mlp", "name": "digits"}))
+
+    def given(manager: str, *options: str) -> str | None:
+        managers = {"name": manager, "slurm": {}, "yarn": yarn}
+        config = write_config(folder, jobs={"models": ["digits-mlp"]}, resource_manager=managers, api=api)
+        ran = dl2d("submit", "job.yaml", *options, "-c", config)
+        found = json.loads(sbatch.read_text())["dl2"] if manager == "slurm" else ran.json["configuration"]["env"]
+        assert found["DL2_DAEMON"] == url
+        return found.get("DL2_DAEMON_UID")
+
+    posted = ("yarn", "--rm", "yarn", "--show")
+    assert (given("slurm"), given(*posted)) == (None, None)
+    key = load_settings(folder / "dl2d.yaml").secret_path
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.touch()
+    write_address(file, DaemonAddress(other, host=socket.gethostname(), uid=64))
+    assert (given("slurm"), given(*posted)) == (str(os.geteuid()),) * 2
+    write_address(file, DaemonAddress(url, host=socket.gethostname(), uid=64))
+    assert (given("slurm"), given(*posted)) == ("64", "64")
+    monkeypatch.setenv("DL2_DAEMON_UID", "65")
+    assert (given("slurm"), given(*posted)) == ("65", "65")
 
 
 def test_what_slurm_refuses(dl2d: Dl2d, slurm: Path, sbatch: Path, monkeypatch: pytest.MonkeyPatch):

@@ -60,6 +60,7 @@ def test_a_job_gets_its_anchor_then_its_bundles_then_trains(world: World) -> Non
     assert environment["DL2_ROLE"] == "coordinator"
     assert environment["DL2_CREDENTIAL"] != environment["DL2_TOKEN"]
     assert environment["PATH"] == "/usr/bin"
+    assert environment["DL2_DAEMON_UID"] == "64"
     assert world.job(job).state is JobState.SUBMITTED
 
     world.beat(job)

@@ -130,7 +130,7 @@ class World:
             manager=self.manager,
             store=self.store,
             deciders=Deciders(self.policy, self.fallback, LoadBalance()),
-            task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32)),
+            task_specs=TaskSpecs("http://127.0.0.1:1", Credentials(b"k" * 32), daemon_uid=64),
             guard_rules=self.rules,
             timeouts=self.timeouts,
             slot_seconds=self.slot_seconds,

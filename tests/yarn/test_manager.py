@@ -118,6 +118,11 @@ def test_containers_get_the_certificate_by_which_they_verify_the_daemon(yarn: Fa
     assert yarn.posted[NAME]["configuration"]["env"]["DL2_DAEMON_CERTIFICATE"] == text
 
 
+def test_containers_get_the_daemons_account(yarn: FakeYarn, manager: YarnManager) -> None:
+    manager.submit(anchor(DL2_DAEMON_UID="64"))
+    assert yarn.posted[NAME]["configuration"]["env"]["DL2_DAEMON_UID"] == "64"
+
+
 def test_the_containers_ask_for_nodes_with_the_attributes_of_the_configuration(yarn: FakeYarn) -> None:
     manager = yarn.manager(node_attributes=["nm.yarn.io/gpu=a100", "rm.yarn.io/zone=b"])
     assert manager.listing().nodes == ()

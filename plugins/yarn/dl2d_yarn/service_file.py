@@ -31,6 +31,8 @@ JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
 _DAEMON_VARIABLES: Final = ("DL2_DAEMON", *JOB_VARIABLES)
 #: Variable with the daemon's certificate, where the nodes do not trust the authority that signed it.
 _CERTIFICATE_VARIABLE: Final = "DL2_DAEMON_CERTIFICATE"
+#: Variable with the uid of the daemon's account, where no certificate proves who listens at its address.
+_UID_VARIABLE: Final = "DL2_DAEMON_UID"
 #: Characters that bash interprets between double quotes.
 _BASH_SPECIAL: Final = re.compile(r'[\\"$`]')
 #: Characters of the tokens that YARN replaces: ``${USER}``, ``{{PATH}}``, ``<LOG_DIR>``.
@@ -82,8 +84,7 @@ def service_description(anchor: TaskSpec, settings: YarnSettings) -> dict[str, A
     if runner is None:
         raise Rejected("dl2-run is not in the job's PATH: set resource_manager.yarn.runner to its path on the nodes")
     variables = {name: environment.get(name, "") for name in _DAEMON_VARIABLES}
-    if environment.get(_CERTIFICATE_VARIABLE):
-        variables[_CERTIFICATE_VARIABLE] = environment[_CERTIFICATE_VARIABLE]
+    variables |= {name: environment[name] for name in (_CERTIFICATE_VARIABLE, _UID_VARIABLE) if environment.get(name)}
     for name, value in {"runner": runner, **variables}.items():
         if not value:
             raise Rejected(f"{name} is empty: the job's containers could not ask the daemon for their tasks")
@@ -113,6 +114,7 @@ def posted_description(
     *,
     daemon: str,
     certificate: str = "",
+    daemon_uid: str = "",
     archive: str = "",
     files: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -124,6 +126,8 @@ def posted_description(
         URL of the job API.
     certificate
         Value of ``DL2_DAEMON_CERTIFICATE``; "" where the nodes trust the authority that signed the daemon's.
+    daemon_uid
+        Uid of the daemon's account; "" where it is not known, or a certificate proves who the daemon is.
     archive
         URI of an archive of ``dl2d pack``, which every container has as ``env``; "" for dl2-run of the settings.
     files
@@ -149,6 +153,8 @@ def posted_description(
     environment = {**job.env, "DL2_DAEMON": daemon, SECRET_VARIABLE: secrets.token_hex(32)}
     if certificate:
         environment[_CERTIFICATE_VARIABLE] = certificate
+    if daemon_uid:
+        environment[_UID_VARIABLE] = daemon_uid
     service = _fill_template(job.name, f"elastic job of dl2d: {job.name}", environment, command, demands, settings)
     configuration = service["configuration"]
     configuration["properties"] = {f"{PROPERTY_PREFIX}{key}": value for key, value in job.directives.items()}

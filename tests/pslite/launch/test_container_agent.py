@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ import psutil
 import pytest
 
 from pslite.errors import UsageError
+from pslite.launch import container_agent
 from pslite.launch.container_agent import container_environment
+from pslite.launch.job_registration import Registration
 
 FOREVER = "echo >started; while :; do sleep 0.05; done"
 IMPORTS = "import sys; from pslite import run; from pslite.launch import container_agent"
@@ -340,6 +342,26 @@ def test_a_container_without_a_credential_registers_and_runs_its_own_command(sch
     # dl2-run itself was started, with the environment that the order has: a worker without a coordinator.
     assert "DL2_COORDINATOR is not set" in process.stderr
     assert process.returncode == 2
+
+
+def test_tasks_of_a_container_that_registers_keep_the_daemons_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {**ENVIRONMENT, "DL2_PROOF": "secret", "DL2_DAEMON_UID": "64"}
+    del environment["DL2_JOB"]
+    registration = Registration(job="yarn.1_0001.2", token="ab" * 32, credential="given", static=True)
+    monkeypatch.setattr(container_agent, "register", lambda *_: registration)
+    monkeypatch.setattr(container_agent, "_become_subreaper", lambda: None)
+    given: list[Mapping[str, str]] = []
+
+    def run_job(_: Registration, own: Mapping[str, str]) -> int:
+        given.append(own)
+        return 0
+
+    environment["DL2_INSTANCE"] = "coordinator-0"
+    place = container_environment(environment)
+    assert container_agent.ContainerAgent(place, environment, run_job=run_job, say=print).run() == 0
+    assert {name: value for name, value in given[0].items() if name.startswith("DL2_")} == {
+        "DL2_DAEMON": "http://head:1", "DL2_DAEMON_UID": "64"
+    }  # fmt: skip
 
 
 def test_options_in_the_launch_command_hold_for_the_tasks(scheduler: Scheduler) -> None:

@@ -31,6 +31,7 @@ import psutil
 from pslite.errors import UsageError
 from pslite.job.environment_passed_to_tasks import NODE_VARIABLES
 from pslite.job.job_status import TERMINATED
+from pslite.launch.daemon_account_check import UID_VARIABLE
 from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.environment_parsing import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
 from pslite.launch.job_registration import Registration, register
@@ -39,8 +40,8 @@ from pslite.launch.signals import ENDING, handled
 from pslite.net.tls import VARIABLE
 
 _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
-#: variables with options of dl2-run, which hold for its tasks too
-_RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, VARIABLE})
+#: variables with options of dl2-run, and the daemon's account, which hold for its tasks too
+_RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, UID_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
 #: how long the end of the job's own process is reported until the scheduler answers

@@ -17,6 +17,7 @@ from pathlib import Path
 #: variable with the uid of the daemon's account, as the address file has it
 UID_VARIABLE = "DL2_DAEMON_UID"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED = "01"
 _NAMESPACE = ("/proc/sys/kernel/overflowuid", "/proc/self/uid_map")
 #: pause between two looks while the other side has not accepted the connection, in seconds
 _MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05
@@ -40,7 +41,7 @@ def check_peer(connection: socket.socket, trusted: Collection[int], seconds: flo
     Raises
     ------
     OSError
-        another account has accepted it, or none within `seconds`.
+        another account has accepted it, or none within `seconds`, or whoever accepted it has closed it.
 
     """
     own, peer = connection.getsockname()[:2], connection.getpeername()[:2]
@@ -49,13 +50,14 @@ def check_peer(connection: socket.socket, trusted: Collection[int], seconds: flo
     ours, theirs = _entries(own), _entries(peer)
     end, pause = time.monotonic() + seconds, _MIN_PAUSE
     while True:
-        listed, uid = False, None
+        listed, closed, uid = False, False, None
         for row in _rows():
             # until it is accepted, a connection has no inode, and root as its account whoever listens
             if row[1] in theirs and row[2] in ours and row[9] != "0":
                 uid = int(row[7])
                 break
-            listed |= row[1] in ours and row[2] in theirs
+            if row[1] in ours and row[2] in theirs:
+                listed, closed = True, row[3] != _ESTABLISHED
         if uid in trusted or (uid is None and not listed) or (uid is not None and _is_unmapped(uid)):
             return
         if uid is not None:
@@ -64,6 +66,8 @@ def check_peer(connection: socket.socket, trusted: Collection[int], seconds: flo
                 "nothing is sent to it: end that program and start the daemon; if it is the daemon, set "
                 f"{UID_VARIABLE}={uid}, or the administrator sets api.certificate"
             )
+        if closed:  # and so nobody's: whose it was cannot be told any more
+            raise ConnectionResetError(f"the program that has port {peer[1]} closed the connection at once")
         if time.monotonic() + pause > end:
             raise TimeoutError(
                 f"the program that has port {peer[1]} did not accept the connection within {seconds:g} s"
@@ -91,7 +95,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 def _rows() -> Iterator[list[str]]:
-    """Yield the rows of both tables in words: local address in 1, remote one in 2, uid in 7, inode in 9."""
+    """Yield the rows of both tables in words: local address in 1, remote one in 2, state in 3, uid in 7, inode in 9."""
     for table in _TABLES:
         try:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
