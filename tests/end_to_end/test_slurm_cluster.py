@@ -52,9 +52,12 @@ def alice(cluster: SlurmCluster) -> User:
 
 
 @pytest.fixture
-def daemon(cluster: SlurmCluster, alice: User, tmp_path: Path) -> Iterator[DaemonProcess]:
+def daemon(
+    cluster: SlurmCluster, alice: User, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[DaemonProcess]:
+    """A daemon; a parameter has its sharing rules."""
     settings = {
-        "resource_manager": cluster.resource_manager(),
+        "resource_manager": cluster.resource_manager(sharing=getattr(request, "param", [])),
         "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
     }
     with DaemonProcess(tmp_path, settings) as daemon:
@@ -248,6 +251,7 @@ def test_an_orphan_of_a_dead_anchor_is_reaped(cluster: SlurmCluster, alice: User
     cluster.wait_until(lambda: sorted(cluster.running()) == sorted(others), "only what is not dl2d's is left")
 
 
+@pytest.mark.parametrize("daemon", [[{"yield": "higher-priority"}]], indirect=True, ids=["higher-priority"])
 def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_again(
     cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
 ) -> None:
