@@ -52,16 +52,17 @@ class EndedJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        #: The uids of their users, by job.
+        self._ended: OrderedDict[str, int] = OrderedDict()
 
-    def add(self, slug: str) -> None:
-        """Remember a job."""
+    def add(self, slug: str, uid: int) -> None:
+        """Remember a job of a user."""
         with self._lock:
-            self._ended[slug] = None
+            self._ended[slug] = uid
             if len(self._ended) > _MAX_JOBS:
                 self._ended.popitem(last=False)
 
-    def __contains__(self, slug: str) -> bool:
-        """Whether a job has ended and is remembered."""
+    def owner(self, slug: str) -> int | None:
+        """The uid of the user of a job that has ended; None of others, and where it is not remembered."""
         with self._lock:
-            return slug in self._ended
+            return self._ended.get(slug)

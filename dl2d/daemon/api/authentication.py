@@ -21,6 +21,7 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.daemon.api.connection_limits import Connection, client_gone, client_group, is_loopback
 from dl2d.daemon.api.heartbeat import stop_answer
 from dl2d.daemon.api.request_limits import (
+    ADDRESS_LOG_SECONDS,
     BYTES_PER_HEARTBEAT,
     COST_PER_REQUEST,
     MAX_BODY_BYTES,
@@ -37,6 +38,8 @@ from dl2d.daemon.api.route_dependencies import Services
 log = structlog.get_logger()
 
 _TOO_MANY_HEARTBEATS = "heartbeats of this job, or too large ones"
+#: Characters of a name that a client without a credential chooses, in the log.
+_MAX_LOGGED = 100
 
 
 async def services_of(request: Request) -> Services:
@@ -75,7 +78,7 @@ class PublicRoute(APIRoute):
         """Answer an admitted request."""
         cost = await self.receive_body(request)
         if not connection_of(request).authenticated:
-            _take_rate(request, cost // COST_PER_REQUEST)
+            _take_rate(request, cost // COST_PER_REQUEST, taken=1.0)
         return await handle(request)
 
     async def receive_body(self, request: Request) -> int:
@@ -88,7 +91,7 @@ class PublicRoute(APIRoute):
             raise HTTPException(
                 413,
                 f"the body of this request may have at most {self.max_parsing_cost} opening brackets, with 5 commas "
-                "counted as one and those within strings counted, too; pass long lists to a command in a file",
+                "counted as one and those within strings left out; pass long lists to a command in a file",
             )
         return cost
 
@@ -118,38 +121,51 @@ class JobRoute(PublicRoute):
             JobKey.from_slug(slug)
         except ValueError:
             raise HTTPException(404, f"{slug!r} is not the name of a job") from None
-        log.warning("wrong credential", job=slug)
+        if _may_log("wrong credential", request):
+            log.warning("wrong credential", job=slug[:_MAX_LOGGED])
         raise HTTPException(403, f"this is not the credential of job {slug}")
 
 
 class HeartbeatRoute(JobRoute):
-    """Route for heartbeats. Their rate is limited for each job, since the job's user can read its credential."""
+    """Route for heartbeats. Their rate is limited for each job, since the job's user can read its credential.
+
+    Of jobs that have ended it is limited for each user: an array of short jobs leaves its user hundreds of credentials.
+    """
 
     def admit(self, request: Request) -> None:
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
-        if request.path_params["slug"] in _services(request).ended:
-            _take_rate(request)
-            return
-        # A large heartbeat takes long to read. One in chunks declares no length, and so counts as the largest.
-        chunked = "content-length" not in request.headers
-        size = self.max_body if chunked else _declared_length(request, self.max_body)
-        if not _services(request).heartbeat_rate.take(request.path_params["slug"], 1 + size // BYTES_PER_HEARTBEAT):
+        slug, services = request.path_params["slug"], _services(request)
+        uid = services.ended.owner(slug)
+        if uid is None:
+            allowed = services.heartbeat_rate.take(slug, self._tokens(request))
+        else:
+            allowed = services.rate.take(f"ended/{uid}", self._tokens(request))
+        if not allowed:
             raise too_many(_TOO_MANY_HEARTBEATS)
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request in a turn of its job, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
-        if slug in services.ended:
+        if services.ended.owner(slug) is not None:
+            await _drop_body(request)
             return JSONResponse(stop_answer(services.heartbeat_seconds()))
         cost = await self.receive_body(request)
         turns = services.heartbeat_turns
         # Those that wait keep their connections, of which their address has so many.
         too_many_wait = turns.waiting(slug) >= MAX_WAITING_HEARTBEATS
-        if too_many_wait or not services.heartbeat_rate.take(slug, cost // COST_PER_REQUEST):
+        tokens, taken = cost // COST_PER_REQUEST, self._tokens(request)
+        if too_many_wait or not services.heartbeat_rate.take(slug, tokens, taken=taken):
             raise too_many(_TOO_MANY_HEARTBEATS)
         async with turns.turn(slug, connection_of(request)):
             return await handle(request)
+
+    def _tokens(self, request: Request) -> int:
+        """As how many a heartbeat counts by its length: a large one takes long to read."""
+        # One in chunks declares no length, and so counts as the largest.
+        chunked = "content-length" not in request.headers
+        size = self.max_body if chunked else _declared_length(request, self.max_body)
+        return 1 + size // BYTES_PER_HEARTBEAT
 
 
 class ContainerRoute(JobRoute):
@@ -173,7 +189,8 @@ class SubmissionRoute(PublicRoute):
         """Refuse a request without that credential."""
         if not connection_of(request).authenticated:
             _take_rate(request)
-            log.warning("wrong submission credential")
+            if _may_log("wrong submission credential", request):
+                log.warning("wrong submission credential")
             raise HTTPException(
                 403,
                 "this is not the credential of the daemon's account: run dl2d as that account, with the configuration "
@@ -227,9 +244,14 @@ def address_of(request: Request) -> str:
     return client_group(request.client.host if request.client else "")
 
 
-def _take_rate(request: Request, tokens: float = 1.0) -> None:
+def _may_log(event: str, request: Request) -> bool:
+    """Whether an event that a client without a credential can cause is logged now."""
+    return _services(request).may_log(event, address_of(request), ADDRESS_LOG_SECONDS)
+
+
+def _take_rate(request: Request, tokens: float = 1.0, *, taken: float = 0.0) -> None:
     """Count a request without a credential; refuse it where its address has sent too many."""
-    if not _services(request).rate.take(address_of(request), tokens):
+    if not _services(request).rate.take(address_of(request), tokens, taken=taken):
         raise too_many("requests without a valid credential from this address")
 
 
@@ -240,6 +262,15 @@ def _declared_length(request: Request, limit: int) -> int:
     if not declared.isdecimal() or len(declared) > len(str(limit)) or int(declared) > limit:
         raise _too_large(limit)
     return int(declared)
+
+
+async def _drop_body(request: Request) -> None:
+    """Receive a body and drop it: a client that sends one until its connection ends does not read the answer."""
+    try:
+        async for _ in request.stream():
+            pass
+    except ClientDisconnect:
+        raise client_gone() from None
 
 
 def _too_large(limit: int) -> HTTPException:

@@ -219,7 +219,7 @@ def heartbeat(
     at = services.clock()
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
-        services.ended.add(job.key.slug)
+        services.ended.add(job.key.slug, job.owner.uid)
         return stop_answer(services.heartbeat_seconds())
     if not services.taken.take(job.key, beat.sender, beat.number):
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was received before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import select
 import socket
 import ssl
@@ -21,7 +22,8 @@ from self_signed import self_signed
 from structlog.testing import capture_logs
 
 from dl2d.core.errors import Denied, StoreUnavailable
-from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.jobs import JobKey, JobState, Owner
+from dl2d.core.store import JobChange
 from dl2d.daemon.api import server as api_server
 from dl2d.daemon.api.connection_acceptor import Acceptor
 from dl2d.daemon.api.connection_limits import (
@@ -31,9 +33,11 @@ from dl2d.daemon.api.connection_limits import (
     client_group,
     is_loopback,
 )
-from dl2d.daemon.api.request_limits import RateLimiter
+from dl2d.daemon.api.request_limits import RateLimiter, parsing_cost
+from dl2d.testing.builders import OWNER
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
+from pslite.launch.daemon_http import fetch
 from pslite.launch.membership_from_daemon import DaemonClient
 
 
@@ -169,7 +173,7 @@ def test_heartbeats_of_very_many_small_objects_count_as_several(make_world):
     assert world.heartbeat(job, **gpus).status_code == 200
 
 
-@pytest.mark.parametrize("junk", [b"{},", b"[],", b"0,0,0,0,0,", b'"[[[",'])
+@pytest.mark.parametrize("junk", [b"{},", b"[],", b"0,0,0,0,0,", b'"[",[],'])
 def test_a_body_that_takes_very_long_to_parse_is_refused_before_it_is_parsed(make_world, junk):
     world = make_world()
     body = b'{"address": "host:1", "state": "waiting", "x": [' + junk * 100_001 + b"0]}"
@@ -178,7 +182,7 @@ def test_a_body_that_takes_very_long_to_parse_is_refused_before_it_is_parsed(mak
     assert "at most 100000 opening brackets" in error(answer)
 
 
-@pytest.mark.parametrize("junk", ["[],", "{},", "[[[[]]]],", '"[,",', "0,0,0,0,0,"])
+@pytest.mark.parametrize("junk", ["[],", "{},", "[[[[]]]],", '"[",[],', "0,0,0,0,0,"])
 def test_a_body_without_a_credential_that_takes_long_to_parse_is_refused(make_world, junk):
     world = make_world(burst=10.0)
     answer = world.post("/v1/register", ("[" + junk * 8001 + "0]").encode())
@@ -188,6 +192,34 @@ def test_a_body_without_a_credential_that_takes_long_to_parse_is_refused(make_wo
     world.add_anchor()
     assert world.register(**words).status_code == 200  # as many words as there may be
     assert [world.register(**words).status_code for _ in range(2)] == [429, 429]  # they count as five requests
+
+
+_STRINGS = st.text(st.sampled_from('[]{},"\\/u0é\x01'), max_size=8)
+_LISTS = st.lists(_STRINGS, max_size=8)
+
+
+@given(st.lists(_LISTS | st.dictionaries(_STRINGS, _LISTS, max_size=4), max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_brackets_within_strings_cost_nothing(value):
+    def counted(found: object) -> tuple[int, int]:
+        inner = [] if isinstance(found, str) else list(found.values()) if isinstance(found, dict) else found
+        within = [counted(each) for each in inner]
+        own = 0 if isinstance(found, str) else 1
+        return own + sum(each[0] for each in within), max(0, len(inner) - 1) + sum(each[1] for each in within)
+
+    brackets, commas = counted(value)
+    for ascii_only in (False, True):
+        text = json.dumps(value, ensure_ascii=ascii_only)
+        assert parsing_cost(text.encode()) == brackets + commas // 5
+        assert parsing_cost(text.encode("utf-16")) >= brackets + commas // 5
+
+
+def test_the_parsing_cost_of_a_large_body_is_that_of_its_parts():
+    part = b'{"task": "worker-1", "how": "[[[{,\\\\\\"[", "pid": 7},'
+    assert parsing_cost(part * 40_000) == 40_000 + 3 * 40_000 // 5
+    text = b'["' + b"[" * 200_000 + b'", {}]'
+    assert parsing_cost(text) == 2
+    assert parsing_cost(b"") == 0
 
 
 def test_requests_that_are_refused_are_logged_not_each_time(make_world):
@@ -209,18 +241,48 @@ def test_requests_that_are_refused_are_logged_not_each_time(make_world):
     }
 
 
-def test_heartbeats_of_jobs_that_have_ended_count_for_their_address_and_are_not_read(make_world):
+def test_wrong_credentials_are_logged_not_each_time_and_with_a_bounded_name(make_world):
+    world = make_world(beat_burst=100.0)
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert world.post(f"/v1/jobs/a.{'b' * 50_000}.1/heartbeat", {}, "wrong").status_code == 403
+            assert world.send_job("wrong").status_code == 403
+    assert Counter(line["event"] for line in logs) == {"wrong credential": 2, "wrong submission credential": 2}
+    assert max(len(line.get("job", "")) for line in logs) == 100
+
+
+def test_heartbeats_of_jobs_that_have_ended_count_for_their_user_and_are_not_parsed(make_world):
     world = make_world(burst=2.0)
-    jobs = [world.submit() for _ in range(3)]
+    other = Owner("bob", OWNER.uid + 1, OWNER.gid)
+    jobs = [world.submit() for _ in range(4)]
+    world.store.change_job(jobs[3], JobChange(owner=other), world.now)
     for job in jobs:
         world.cancel(job.slug)
         assert world.heartbeat(job).json()["stop"] is True
-    answers = []
-    for job in jobs:
-        credential = f"Authorization: Bearer {world.credentials.for_job(job)}"
-        answers.append(send(world, f"/v1/jobs/{job.slug}/heartbeat", credential, "Content-Length: 9"))  # and no body
-    assert [answer.split()[1] for answer in answers] == [b"200", b"200", b"429"]
-    assert b'"stop":true' in answers[0]
+    answers = [world.post_beat(job, b"no JSON") for job in jobs]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    assert answers[0].json() == answers[3].json() == {"members": [], "stop": True, "heartbeat_seconds": 1.5}
+
+
+def test_heartbeats_of_jobs_that_have_ended_are_answered_whatever_others_send_without_a_credential(make_world):
+    world = make_world(burst=2.0)
+    job = world.submit()
+    world.cancel(job.slug)
+    assert world.heartbeat(job).json()["stop"] is True
+    assert [world.client.get("/v1/health").status_code for _ in range(3)] == [200, 200, 429]
+    assert world.heartbeat(job).json()["stop"] is True
+
+
+def test_the_coordinator_of_a_large_job_that_has_ended_reads_that_it_has_to_stop(make_world):
+    """Its client closes the connection after each answer, and reads none where the daemon resets the connection."""
+    world = make_world()
+    job = world.submit()
+    world.cancel(job.slug)
+    assert world.heartbeat(job).json()["stop"] is True
+    body = {"address": "host:1", "state": "running", "reason": "x" * 300_000}
+    for _ in range(5):
+        answer = fetch(f"{world.api_url}/v1/jobs/{job.slug}/heartbeat", body, credential=world.credentials.for_job(job))
+        assert json.loads(answer)["stop"] is True
 
 
 def test_an_address_that_a_request_names_has_no_effect(make_world):
@@ -630,6 +692,26 @@ _HEADS = st.tuples(
 )  # fmt: skip
 
 
+def test_heartbeats_of_a_job_whose_tasks_printed_brackets_fit(make_world):
+    world = make_world()
+    job = world.submit()
+    members = [
+        MemberReport(task=f"worker-{number}", role="worker", state="left", host="n", pid=1, how="[{," * 1000)
+        for number in range(200)
+    ]
+    status = Status(
+        address="host:1", incarnation="i", state="failed", reason="[" * 3000, version=1, total_versions=9,
+        epoch=0.1, epochs=9.0, loss=None, steps_per_second=None, samples_per_second=None, members=members, plan=1,
+        plans=[], result=None,
+    )  # fmt: skip
+    said: list[str] = []
+    client = DaemonClient(world.api_url, job.slug, world.credentials.for_job(job), say=said.append)
+    client.start("", b"", lambda: None)
+    client.close(status)
+    assert said == []
+    assert world.store.job(job).state is JobState.FAILED
+
+
 def test_whatever_bytes_come_the_daemon_keeps_nothing_and_serves_on(make_world):
     world = make_world(limits=ConnectionLimits(request_seconds=0.05))
 
@@ -651,6 +733,28 @@ def test_whatever_bytes_come_the_daemon_keeps_nothing_and_serves_on(make_world):
     attack()
     assert world.store.jobs(live=False) == ()
     assert world.client.get("/v1/health").status_code == 200
+
+
+def test_what_one_request_takes_counts_as_the_burst_at_most():
+    """Otherwise a large registration would be refused for ever where ``api.requests_per_second`` is 1."""
+    now = 0.0
+    rate = RateLimiter(1.0, 5.0, lambda: now)
+    assert [rate.take("a"), rate.take("a", 8.0, taken=1.0), rate.take("a")] == [True, True, False]
+    now = 5.0
+    assert [rate.take("a", 65.0), rate.take("a", 250.0, taken=65.0), rate.take("a")] == [True, True, False]
+    now = 9.0
+    assert [rate.take("a", 65.0), rate.take("a", 4.0)] == [False, True]
+
+
+def test_a_large_registration_passes_where_the_rate_is_low(make_world):
+    world = make_world(burst=3.0)
+    world.add_anchor()
+    lists = {"argv": ["python", *"x" * 9999], "env": {f"v{number}": "[" for number in range(10_000)}}
+    answer = world.register(**lists)
+    assert answer.status_code == 200, answer.text[:300]
+    assert world.client.get("/v1/health").status_code == 429
+    world.now += 5.0
+    assert world.register(**lists).status_code == 200
 
 
 def test_rates_are_kept_for_a_bounded_number_of_addresses_and_for_networks_of_ipv6():
