@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dl2d.core.cluster import NodeState, Snapshot, Task
-from dl2d.core.jobs import TASK_ROLES, JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, Allocation, JobKey, Role
 from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
@@ -43,6 +43,9 @@ class NodeRoom:
         }
         #: That, and what claims, moved tasks and waiting jobs' minimum sizes have taken on a node in the search.
         self._taken = dict(self._used_by_foreign_jobs)
+        #: What is held on a node for claims that start later: it is free for no task and no share of a node. Claims to
+        #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
+        self._held_for_later: dict[str, Resources] = defaultdict(Resources)
         floors = dict(snapshot.floors)
         #: How many tasks of a group may leave.
         self._above_floor: dict[TaskGroup, int] = {}
@@ -80,6 +83,14 @@ class NodeRoom:
         """Take room on a node, whether it is free or not."""
         self.change(self._taken, node, self._taken[node] + room)
 
+    def hold_for_later(self, node: str, room: Resources) -> None:
+        """Hold room on a node for a claim that starts later."""
+        self.change(self._held_for_later, node, self._held_for_later[node] + room)
+
+    def is_held_for_later(self, node: str) -> bool:
+        """Whether room on a node is held for a claim that starts later."""
+        return bool(self._held_for_later[node].thousandths)
+
     def ignore_jobs_of_others(self, node: str) -> Resources:
         """Count as free what jobs of others use on a node; returns it, for ``use``."""
         others = self._used_by_foreign_jobs[node]
@@ -107,12 +118,16 @@ class NodeRoom:
                 return False
         return True
 
+    def free(self, node: str) -> Resources:
+        """What is free on a node."""
+        return Resources(tuple((name, amount) for name, amount in sorted(self._free_on(node).items()) if amount > 0))
+
     def _free_on(self, node: str) -> Mapping[str, int]:
         """What is free on a node, in thousandths; negative where more is used than it has."""
         free = self._free.get(node)
         if free is None:
             free = dict(self.capacity[node].thousandths)
-            for used in (self._taken[node], *(task.room for task in self.tasks_on[node])):
+            for used in (self._taken[node], self._held_for_later[node], *(task.room for task in self.tasks_on[node])):
                 for name, amount in used.thousandths:
                     free[name] = free.get(name, 0) - amount
             self._free[node] = free
@@ -172,11 +187,20 @@ class NodeRoom:
             self.remove(node, task)
         return leavers is not None
 
-    def take_minimum(self, key: JobKey) -> None:
-        """Take the room of a job's minimum size where it is free or others can spare it, all or nothing."""
+    def take_minima(self, keys: Iterable[JobKey]) -> None:
+        """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing."""
+        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+        for key in keys:
+            request = self._jobs.requests[key]
+            minimum = request.worker, request.ps, request.min_size, self.may_use.get(key)
+            if minimum not in failed and not self._take_minimum(key):
+                failed.add(minimum)  # room only becomes less
+
+    def _take_minimum(self, key: JobKey) -> bool:
         request, undo_point = self._jobs.requests[key], self.undo_point
         for role in TASK_ROLES:
             for _ in range(request.min_size.count(role)):
                 if not self.take(key, request.demand(role), self.capacity):
                     self.undo(undo_point)
-                    return
+                    return False
+        return True

@@ -52,7 +52,8 @@ class NodeSearch:
     def find(self, claim: Claim, previous: Collection[str], failed_nodes: Collection[str]) -> SearchResult:
         """As many nodes as a claim needs and the tasks that leave them; no room is taken where there are not enough.
 
-        Nodes that it requires come first, then those that are planned for it, then those that no task has to leave.
+        Nodes that it requires come first, then those that are planned for it, then those on which nothing is held for
+        a claim that starts later, then those that no task has to leave.
         Among these, and among the others, the order is: nodes that it had in the last tick (``previous``); nodes
         that did not fail in the last ticks (``failed_nodes``); nodes that the fewest tasks have to leave.
         """
@@ -99,16 +100,21 @@ class NodeSearch:
         return _claimed_nodes(claim, chosen, leaving)
 
     def hold_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
-        """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them."""
+        """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them.
+
+        What waiting elastic jobs of higher priority take there is not held.
+        """
         self._begin(claim)
         share = _share(claim, len(claim.planned))
         found: dict[str, Resources] = {}
         for node in claim.planned if self._jobs.all_yield_on(claim.planned, claim) else ():
-            free = free_now.get(node, NO_RESOURCES)
+            if node not in self._room.capacity:
+                continue
+            free = free_now.get(node, NO_RESOURCES).minimum(self._room.free(node))
             held = free if claim.whole else free.minimum(share)
             if held.thousandths:
                 found[node] = held
-                self._room.use(node, held)
+                self._room.hold_for_later(node, held)
         return _claimed_nodes(claim, found)
 
     def _ranked(
@@ -121,7 +127,8 @@ class NodeSearch:
             leavers = self._room.leavers(name, share, claim)
             if leavers is not None:
                 order = (
-                    name not in claim.required, name not in claim.planned, bool(leavers), name not in previous,
+                    name not in claim.required, name not in claim.planned,
+                    not claim.standing and self._room.is_held_for_later(name), bool(leavers), name not in previous,
                     name in failed_nodes, len(leavers), any(task in self._room.rank_0_workers for task in leavers),
                     self._index[name],
                 )  # fmt: skip

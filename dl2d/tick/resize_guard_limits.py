@@ -246,6 +246,25 @@ def limit_text(scope: LimitScope, name: str, limit: Resources) -> str:
     return f"jobs {scope} {name} may hold {limit} together"
 
 
+def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLimit]:
+    """What the site's limits leave the jobs besides what they have."""
+    members: dict[tuple[LimitScope, str, Resources], list[Job]] = defaultdict(list)
+    for job in snapshot.jobs:
+        for scope, name, limit in limits_of(job.owner, rules):
+            if name and limit.thousandths:
+                members[scope, name, limit].append(job)
+    held, found = snapshot.held(), []
+    for (scope, name, limit), jobs in members.items():
+        has = Resources.total(
+            demand * count
+            for job in jobs
+            for demand, count in ((job.request.worker, held[job.key].workers), (job.request.ps, held[job.key].ps))
+        )
+        left = {resource: limit.get(resource) - has.get(resource) for resource, _ in limit.thousandths}
+        found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit_text(scope, name, limit)))
+    return found
+
+
 def _add_capacity_and_site_limits(
     job_limits: Iterable[_JobLimits], snapshot: Snapshot, rules: GuardRules
 ) -> list[_Sum]:

@@ -19,7 +19,7 @@ from dl2d.tick.place.starts_within_limits import groups_without_replacement, wit
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
-from dl2d.tick.resize_guard_limits import guard
+from dl2d.tick.resize_guard_limits import guard, left_by_site_limits
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
@@ -61,7 +61,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
-        backing_off=reconciled.backing_off, growth_limits=growth_limits, without_replacement=without_replacement,
+        backing_off=reconciled.backing_off, without_replacement=without_replacement,
+        growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force

@@ -99,8 +99,11 @@ def claim_nodes(
     for claim in turns.examined(claims, _GivenUp(given_up.claims)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
-        while waiting and jobs.anchors[waiting[0]].priority >= claim.priority:
-            room.take_minimum(waiting.pop(0))
+        first = next(
+            (at for at, key in enumerate(waiting) if jobs.anchors[key].priority < claim.priority), len(waiting)
+        )
+        room.take_minima(waiting[:first])
+        del waiting[:first]
         shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting)
         found, unused, partial = None, 0.0, False
         may_get_all, may_vacate_planned = given_up.allow_next(claim)

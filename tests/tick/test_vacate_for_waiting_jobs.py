@@ -449,9 +449,10 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
     assert world.job(first).state is JobState.RUNNING
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize(("priority", "starts_after"), [(1, 520.0), (9000, None)])
 def test_an_elastic_job_starts_on_the_first_node_that_a_rigid_job_of_lower_priority_would_have_got(
-    world: World, priority: int, starts_after: float | None
+    world: World, priority: int, starts_after: float | None, planned: bool
 ) -> None:
     """There is always a rigid job that waits for a node, and nodes become free between two decisions."""
     world.manager.yields = Yields.ALWAYS
@@ -465,9 +466,65 @@ def test_an_elastic_job_starts_on_the_first_node_that_a_rigid_job_of_lower_prior
         world.beat()
         if first is None and world.tasks(job):
             first = world.now - began
-        world.manager.claims += [claim(f"r{number}.{each}", nodes=1, priority=priority) for each in range(4)]
+        for each in range(4):
+            plan = {"planned": (f"n{each + 1}",), "expected_start": world.now + 3600.0} if planned else {}
+            world.manager.claims.append(claim(f"r{number}.{each}", nodes=1, priority=priority, **plan))
         ends |= dict.fromkeys(world.manager.start_claims(), world.now + 500.0 + 50 * (number % 3))
     assert first == starts_after
+
+
+def test_an_elastic_job_starts_on_nodes_that_are_planned_for_rigid_jobs_of_lower_priority(world: World) -> None:
+    """Jobs of others hold half of each node."""
+    world.manager.yields = Yields.ALWAYS
+    for node in ("n1", "n2", "n3", "n4"):
+        half = ((node, Resources.of(cpu=4)),)
+        world.manager.put(RmJob(handle=node, state=RmJobState.RUNNING, user="eve", node=node), half)
+        world.manager.claims.append(
+            claim(f"8{node}", 1, priority=1, planned=(node,), expected_start=world.now + 3600.0)
+        )
+    job = world.submit(max_workers=2, max_ps=2)
+    for _ in range(3):
+        world.tick(10.0)
+        world.beat()
+    assert world.tasks(job)
+
+
+def test_a_waiting_elastic_job_that_is_beyond_the_limits_of_the_site_takes_nothing_from_claims() -> None:
+    with closing(World(url="", slot_seconds=30.0, rules=GuardRules(per_user=Resources.of(cpu=8)))) as world:
+        world.manager.yields = Yields.ALWAYS
+        world.settled(max_workers=4, max_ps=4)
+        second = world.submit(worker=Resources.of(cpu=7), max_workers=1, max_ps=1)
+        world.tick(1.0)
+        world.beat()
+        world.manager.claims.append(claim(nodes=3, priority=1))
+        assert follow(world) == ["812"]
+        assert world.has(second) == (0, 0)
+
+
+def reservation(*nodes: str) -> Claim:
+    """A reservation that begins within ten minutes."""
+    return Claim(
+        handle="reservation maint", user="", priority=-1, nodes=len(nodes), demand=Resources(), whole=True,
+        eligible=frozenset(nodes), standing=True,
+    )  # fmt: skip
+
+
+def test_tasks_leave_a_reservation_although_a_job_is_planned_on_its_nodes_for_later(world: World) -> None:
+    world.manager.yields = Yields.ALWAYS
+    job = world.settled(max_workers=5, max_ps=5)
+    later = claim(eligible=frozenset(), planned=("n1", "n2"), expected_start=world.now + 7200.0)
+    world.manager.claims = [later, reservation("n1", "n2")]
+    five_ticks(world)
+    assert world.nodes_of(job) <= {"n3", "n4"}
+
+
+def test_a_job_gets_a_whole_node_that_is_planned_for_another_one_days_later(world: World) -> None:
+    world.manager.yields = Yields.ALWAYS
+    occupy(world, "7", "n1")
+    world.settled(max_workers=4, max_ps=4)
+    days = {"planned": ("n1", "n2", "n3", "n4"), "expected_start": world.now + 432_000.0}
+    world.manager.claims = [claim(nodes=4, **days), claim("813", nodes=1, priority=8000)]
+    assert follow(world) == ["813"]
 
 
 @pytest.mark.parametrize("obstacle", ["silent", "backing off", "limit"])
