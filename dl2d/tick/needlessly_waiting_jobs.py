@@ -1,8 +1,8 @@
 """Needless waits: finds jobs that wait although each of them would fit into free resources. Pure.
 
 A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
-leaves them waiting for ``Context.idle_seconds``. When room appears for a job between two decisions, the policy is asked
-again (``jobs_with_room``), once for each job.
+leaves them waiting for ``Context.idle_seconds``. When room appears for a job between two decisions, and jobs of others
+wait, the policy is asked again (``jobs_with_room``), once for each job.
 """
 
 from __future__ import annotations

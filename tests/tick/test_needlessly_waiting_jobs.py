@@ -10,7 +10,7 @@ from tick.world import GivesNothing
 
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.core.resource_manager import Claim, RmJob, RmJobState
 from dl2d.core.resources import Resources
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
@@ -133,6 +133,8 @@ def test_room_that_appears_between_two_decisions_is_offered_once(build) -> None:
     job_of_others = RmJob(handle="7", state=RmJobState.RUNNING, user="eve")
     world.manager.put(job_of_others, whole)
     world.ready(max_workers=1, max_ps=1)
+    # It waits for more nodes than there are.
+    world.manager.claims = [Claim(handle="8", user="bob", priority=1, nodes=9, demand=whole[0][1] * 9)]
     decided = []
     for held in (whole, whole, whole[1:], whole[1:], (), whole, whole[1:], (), ()):
         world.manager.put(job_of_others, held)
