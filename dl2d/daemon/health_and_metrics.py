@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from dl2d.core.error_wording import counted
 from dl2d.core.resource_manager import CallStatistics
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
+from dl2d.tick.observe import NO_NODES
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
 
@@ -123,10 +124,13 @@ class Health:
         waiting, seconds = len(report.needless_wait.jobs), report.needless_wait.seconds
         problems = [*report.listing_remarks]
         if report.incomplete:
-            # everybody may read problems, and the reasons hold records of users' jobs
+            reasons = [NO_NODES] if NO_NODES in report.incomplete else []
+            # everybody may read problems, and the other reasons hold records of users' jobs
+            if unreadable := len(report.incomplete) - len(reasons):
+                reasons.append(f"{counted(unreadable, 'record')} cannot be read; the daemon's log says which")
             problems.append(
                 "the resource manager's listing is incomplete, so nothing is ended or stopped but cancelled jobs: "
-                f"{counted(len(report.incomplete), 'record')} cannot be read; the daemon's log says which"
+                + " and ".join(reasons)
             )
         if report.remarks:
             more = f" (and {len(report.remarks) - 1} more)" if len(report.remarks) > 1 else ""

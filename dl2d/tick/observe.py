@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
@@ -23,6 +24,9 @@ from dl2d.tick.expiring_tasks import expiring_tasks
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
 _OTHER_KINDS = 8
+
+#: Why a listing without nodes is incomplete.
+NO_NODES: Final = "it has no nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def observe(store: TickStore, manager: ResourceManager, ended_since: float | Non
     """
     listing = manager.listing(ended_since, live_jobs(store)[0].tasks)
     if not listing.nodes:
-        listing = replace(listing, incomplete=(*listing.incomplete, "it has no nodes"))
+        listing = replace(listing, incomplete=(*listing.incomplete, NO_NODES))
     # Again: while the resource manager answered, jobs have registered, reported and been cancelled.
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)

@@ -25,6 +25,7 @@ from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
+from dl2d.tick.observe import NO_NODES
 from dl2d.tick.tick_context import Timeouts
 from dl2d.tick.tick_state import TickState
 
@@ -445,6 +446,12 @@ def test_an_incomplete_listing_carries_out_no_decision_to_resize_and_is_shown() 
         assert "listing is incomplete" in health.status().problems[0]
         assert "1 record cannot be read; the daemon's log says which" in health.status().problems[0]
         assert "17" not in health.status().problems[0], "everybody may read it"
+        for more, words in (
+            ((), ""),
+            (world.manager.incomplete, " and 1 record cannot be read; the daemon's log says which"),
+        ):
+            health.completed(replace(world.tick(1.0), incomplete=(*more, NO_NODES)))
+            assert health.status().problems[0].endswith(f"cancelled jobs: it has no nodes{words}")
         world.manager.incomplete = ()
         world.settle()
         health.completed(world.tick(400.0))
