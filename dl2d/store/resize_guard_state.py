@@ -57,7 +57,7 @@ class SqlGuardState(StoreTables):
             connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
 
     def guard_state(self) -> GuardState:
-        """See ``TickStore.guard_state``. If the row cannot be read, that is logged and the state is empty."""
+        """See ``TickStore.guard_state``. If the row cannot be read, that is logged, and the empty state replaces it."""
         query = select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)
         with self._database.reading("reading the guard's state") as connection:
             row = connection.execute(query).one_or_none()
@@ -67,6 +67,7 @@ class SqlGuardState(StoreTables):
             stored: _Stored = decoded_json(row, table_of(GuardStateRow).c.memory, "the guard's state")
         except StoreError as error:
             _log.warning("store.guard_state_lost", error=str(error))
+            self.keep_guard_state(GuardState())
             return GuardState()
         return GuardState(
             resized_at=dict(stored.resized_at),

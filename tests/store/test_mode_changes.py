@@ -32,11 +32,15 @@ def test_the_guards_memory_is_replaced_as_a_whole(store: SqlStore) -> None:
         assert store.guard_state() == memory
 
 
-def test_a_damaged_memory_counts_as_none(store: SqlStore) -> None:
+def test_a_damaged_memory_counts_as_none_and_is_logged_once(
+    store: SqlStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.keep_guard_state(GuardState(stops_asked={"17": 3.0}))
     with store._database.writing("test") as connection:
         connection.execute(text("UPDATE guard_memory SET memory = '{\"stops_asked'"))
-    assert store.guard_state() == GuardState()
+    for _ in range(2):
+        assert store.guard_state() == GuardState()
+    assert capsys.readouterr().out.count("guard_state_lost") == 1
 
 
 def test_every_change_of_mode_is_kept_and_no_change_is_none(store: SqlStore) -> None:
