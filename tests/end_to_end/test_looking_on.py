@@ -126,11 +126,11 @@ exec dl2-run --workers 2 --servers 1 python "$HOME/train.py" --epochs 60 --optim
     daemon.settings["mode"] = "shadow"
     daemon.write()
     assert daemon.process is not None
-    slot = daemon.store.last_slot_number()
     daemon.process.send_signal(1)
     daemon.wait_until(
         lambda: [change.after for change in daemon.store.mode_changes()] == [Mode.SHADOW, Mode.OBSERVE], "the mode"
     )
+    slot = daemon.store.last_slot_number()
     daemon.wait_until(lambda: daemon.store.last_slot_number() > slot + 1, "it decides in shadow")
     last = daemon.store.slot(daemon.store.last_slot_number())
     assert last is not None

@@ -80,9 +80,9 @@ class Site:
         self.daemon.settings |= {"mode": mode.value, "policy": policy}
         self.daemon.write()
         assert self.daemon.process is not None
-        slot = self.daemon.store.last_slot_number()
         self.daemon.process.send_signal(signal.SIGHUP)
         self.daemon.wait_until(lambda: self.daemon.store.mode_changes()[0].after is mode, f"mode {mode}")
+        slot = self.daemon.store.last_slot_number()
         self.daemon.wait_until(lambda: self.daemon.store.last_slot_number() > slot + 1, "it decides")
 
     def decided_by(self) -> str:
