@@ -62,13 +62,14 @@ def test_jobs_of_another_user_grow_and_end_and_check_says_how(
         capture_output=True, text=True, check=False, env=daemon.env,
     )  # fmt: skip
     assert "rest: the daemon is not root" in check.stdout, check.stdout + check.stderr
+    assert cluster.slurm_user is not None
     gate = alice.home / "hold-job"
     gate.touch()
     script = f"""#!/bin/sh
 #SBATCH -c 1 --mem=50
 #DL2 model=other samples_per_epoch=203 batch=20 epochs=60 max_workers=3 max_ps=1
 #DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
-export DL2_DAEMON={daemon.url} PSLITE_PACE_FILE={gate}
+export DL2_DAEMON={daemon.url} DL2_DAEMON_UID={cluster.slurm_user.uid} PSLITE_PACE_FILE={gate}
 exec dl2-run python "$HOME/numpy_worker.py" --epochs 60
 """
     job = cluster.submit_as(alice, script)
