@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from dl2d.core.cluster import NodeState, Snapshot
-from dl2d.core.jobs import NOTHING, TASK_ROLES, JobKey
+from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
-from dl2d.core.resources import Resources
 
 
 class ElasticJobs:
@@ -49,8 +48,7 @@ class ElasticJobs:
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():
                 request = self.requests[waiting[handle]]
-                least = Resources.total(request.demand(role) * request.min_size.count(role) for role in TASK_ROLES)
-                if not limit.allows(least):
+                if not limit.allows(request.demand_of(request.min_size)):
                     del waiting[handle]
         return sorted(waiting.values(), key=lambda key: -self.anchors[key].priority)
 

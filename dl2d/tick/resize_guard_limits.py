@@ -255,11 +255,7 @@ def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLim
                 members[scope, name, limit].append(job)
     held, found = snapshot.held(), []
     for (scope, name, limit), jobs in members.items():
-        has = Resources.total(
-            demand * count
-            for job in jobs
-            for demand, count in ((job.request.worker, held[job.key].workers), (job.request.ps, held[job.key].ps))
-        )
+        has = Resources.total(job.request.demand_of(held[job.key]) for job in jobs)
         left = {resource: limit.get(resource) - has.get(resource) for resource, _ in limit.thousandths}
         found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit_text(scope, name, limit)))
     return found

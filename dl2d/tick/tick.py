@@ -29,11 +29,10 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """Run one tick; returns the state for the next one, and what this one did.
 
     The policy is asked once per slot, and earlier when the situation changes (``situation_digest`` lists what counts),
-    a task fails, tasks have to leave a node for a new claim, or room appears for a job that has
-    nothing while jobs of others wait. The ticks in
-    between carry on with the decision in force, as resources become free. A slot is recorded when it is decided. A
-    policy that leaves jobs waiting for ``idle_seconds`` although they fit into free resources is set aside: from the
-    next tick on the fallback decides, until another version of the policy is configured.
+    a task fails, tasks have to leave a node for a new claim, or room appears for a job that has nothing while jobs of
+    others wait. The ticks in between carry on with the decision in force, as resources become free. A slot is recorded
+    when it is decided. A policy that leaves jobs waiting for ``idle_seconds`` although they fit into free resources is
+    set aside: from the next tick on the fallback decides, until another version of the policy is configured.
 
     Raises
     ------

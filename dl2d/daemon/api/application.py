@@ -24,9 +24,8 @@ from dl2d.core.errors import (
     Unavailable,
     Waiting,
 )
-from dl2d.daemon.api.authentication import address_of, take_turn
+from dl2d.daemon.api.authentication import may_log_of_address, take_turn
 from dl2d.daemon.api.job_routes import ROUTERS
-from dl2d.daemon.api.request_limits import ADDRESS_LOG_SECONDS
 from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
@@ -98,7 +97,7 @@ def _may_log(event: str, request: Request) -> bool:
     services: Services = request.app.state.services
     if slug := request.path_params.get("slug", ""):
         return services.may_log(event, slug)
-    return services.may_log(event, address_of(request), ADDRESS_LOG_SECONDS)
+    return may_log_of_address(event, request)
 
 
 async def _wait_for_turn(request: Request) -> None:

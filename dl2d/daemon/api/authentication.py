@@ -121,7 +121,7 @@ class JobRoute(PublicRoute):
             JobKey.from_slug(slug)
         except ValueError:
             raise HTTPException(404, f"{slug!r} is not the name of a job") from None
-        if _may_log("wrong credential", request):
+        if may_log_of_address("wrong credential", request):
             log.warning("wrong credential", job=slug[:_MAX_LOGGED])
         raise HTTPException(403, f"this is not the credential of job {slug}")
 
@@ -189,7 +189,7 @@ class SubmissionRoute(PublicRoute):
         """Refuse a request without that credential."""
         if not connection_of(request).authenticated:
             _take_rate(request)
-            if _may_log("wrong submission credential", request):
+            if may_log_of_address("wrong submission credential", request):
                 log.warning("wrong submission credential")
             raise HTTPException(
                 403,
@@ -244,7 +244,7 @@ def address_of(request: Request) -> str:
     return client_group(request.client.host if request.client else "")
 
 
-def _may_log(event: str, request: Request) -> bool:
+def may_log_of_address(event: str, request: Request) -> bool:
     """Whether an event that a client without a credential can cause is logged now."""
     return _services(request).may_log(event, address_of(request), ADDRESS_LOG_SECONDS)
 

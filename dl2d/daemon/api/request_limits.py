@@ -79,9 +79,8 @@ def parsing_cost(body: bytes) -> int:
     if b"\0" in body:  # UTF-16 or UTF-32, in which the byte of a quotation mark may be part of another character
         return body.count(b"{") + body.count(b"[") + body.count(b",") // 5
     if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(
-            b'\\"', b""
-        )  # what is left of quotation marks begins or ends a string
+        # What is left of quotation marks begins or ends a string.
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = np.frombuffer(body, np.uint8)
     brackets, commas, within = 0, 0, False
     for at in range(0, len(text), _COUNTED_BYTES):
