@@ -62,6 +62,7 @@ def compare(
     elapsed: Mapping[str, Elapsed],
     strays_asked_for: Mapping[RmIdentity, Job | None] = MappingProxyType({}),
     tasks_as_owner: bool = True,
+    listed_again: bool = False,
 ) -> Changes:
     """Find the changes after which store and resource manager agree.
 
@@ -89,12 +90,15 @@ def compare(
         The job of each stray that the store has ever asked for, by identity.
     tasks_as_owner
         Whether tasks run as the user who owns their job.
+    listed_again
+        Whether the tick before had the same listing. A task that waits is not given up then: where it is refused, two
+        listings have to say so.
     """
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures)
     task_changes, task_stops = _task_changes(
         live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states,
-        may_give_up=not listing.incomplete,
+        may_give_up=not (listing.incomplete or listed_again),
     )  # fmt: skip
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
@@ -174,7 +178,7 @@ def _task_changes(
     """The changes of the live tasks, and which of them have to be stopped.
 
     ``may_give_up``: whether tasks that wait for too long are given up; not with an incomplete listing, as nothing can
-    be stopped then.
+    be stopped then, and not with the listing of the tick before.
     """
     changes: list[TaskChange] = []
     stops: list[_Stop] = []

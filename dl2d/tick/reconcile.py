@@ -115,6 +115,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         elapsed=elapsed_times(before, state_since, calling_since, now),
         strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
+        listed_again=listing.at == state.missing.listed_at,
     )
     # Where dl2d does not act, the next run of a requeued job registers as a static job, whose coordinator starts the
     # tasks by itself.

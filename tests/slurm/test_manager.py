@@ -115,9 +115,9 @@ def test_tasks_run_in_their_anchors_partition_if_the_settings_name_it_else_in_th
 def test_a_job_is_told_which_of_its_options_do_not_hold_for_its_tasks(
     authentication: FakeSlurm, manager_on: Managers
 ) -> None:
-    text = "#!/bin/sh\n#SBATCH -L matlab --mail-type=END --time=30 -p gpu\n#DL2 model=resnet-50\ntrue\n"
+    text = "#!/bin/sh\n#SBATCH -L matlab --mail-type=END --time=30 -p gpu -s\n#DL2 model=resnet-50\ntrue\n"
     authentication.answer("scontrol", stdout=text)
-    alone = "of the #SBATCH lines, these do not hold for tasks: --licenses, --mail-type"
+    alone = "of the #SBATCH lines, these do not hold for tasks: --licenses, --mail-type, --oversubscribe"
     assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).remarks == (alone,)
     elsewhere = "tasks of this job run in partition small, not in gpu as its batch job does"
     assert manager_on(cluster="fake", partition="small").authenticate("12", CREDENTIAL).remarks == (alone, elsewhere)

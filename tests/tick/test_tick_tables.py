@@ -46,6 +46,8 @@ class Listed:
     after: float = 10.0
     clock: float = 0.0
     incomplete: bool = False
+    #: Whether it is the listing before, returned once more.
+    again: bool = False
     #: Whether containers of the job run that have not reported.
     unreported: bool = False
 
@@ -92,6 +94,9 @@ SAYS: Mapping[str, list[Listed]] = {
     "pending, clock set forward": later(record(RmJobState.PENDING), clock=1e6),
     "refused, twice in 31 s": [Listed((REFUSED,)), Listed((REFUSED,), after=31)],
     "pending, refused once after 31 s": [Listed((WAITS,)), Listed((REFUSED,), after=31), Listed((WAITS,))],
+    "pending, refused once, listed again": [
+        *(Listed((WAITS,)), Listed((REFUSED,), after=31), Listed((REFUSED,), again=True)),
+    ],
     "pending, refused twice after 31 s": [Listed((WAITS,)), Listed((REFUSED,), after=31), Listed((REFUSED,))],
     "running": once(RUNS),
     "running, after 11 s": later(RUNS, after=11),
@@ -122,14 +127,17 @@ class Given(ScriptedManager):
     """Lists what the row says beside the anchor."""
 
     said = Listed()
+    listed_at = 0.0
     anchor: tuple[RmJob, ...] = ()
     marks: Mapping[str, str] = {}
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         records = tuple(structs.replace(each, tag=self.marks.get(each.tag, "")) for each in self.said.records)
         listing = super().listing(ended_since, tasks)
+        self.listed_at = self.listed_at if self.said.again else listing.at
         return replace(
-            listing, jobs=(*self.anchor, *records), incomplete=("torn record",) if self.said.incomplete else (),
+            listing, at=self.listed_at, jobs=(*self.anchor, *records),
+            incomplete=("torn record",) if self.said.incomplete else (),
             unreported=frozenset({"a"} if self.said.unreported else ()),
         )  # fmt: skip
 
@@ -223,6 +231,7 @@ pending, after 601 s                   | draining! | draining! | .        | .   
 pending, after 601 s, incomplete       | .         | .         | .        | .        | .        | .        | .
 refused, twice in 31 s                 | draining! | draining! | .        | .        | .!       | .!       | .
 pending, refused once after 31 s       | .         | .         | .        | .        | .!       | .!       | .
+pending, refused once, listed again    | .         | .         | .        | .        | .!       | .!       | .
 pending, refused twice after 31 s      | draining! | draining! | .        | .        | .!       | .!       | .
 running                                | granted   | granted   | .        | .        | .        | .        | .
 running, after 11 s                    | granted   | granted   | .        | .        | .        | .!       | .

@@ -34,10 +34,12 @@ _TIME_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]
 _NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
 _SHORT: Final = {
-    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
-    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-G": "--gpus", "-J": "--job-name", "-L": "--licenses",
-    "-M": "--clusters", "-N": "--nodes", "-n": "--ntasks", "-o": "--output", "-p": "--partition", "-q": "--qos",
-    "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
+    "-A": "--account", "-a": "--array", "-B": "--extra-node-info", "-b": "--begin", "-C": "--constraint",
+    "-c": "--cpus-per-task", "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus",
+    "-H": "--hold", "-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses", "-M": "--clusters",
+    "-m": "--distribution", "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit", "-o": "--output",
+    "-p": "--partition", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time",
+    "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 #: Options that hold for tasks, too; the anchor's folder and environment are theirs.
 _OF_TASKS: Final = frozenset(
