@@ -14,19 +14,17 @@ from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import ModeChange
-from dl2d.core.job_views import HistoryView
+from dl2d.core.job_views import MAX_LISTED, HistoryView
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary
-
-#: Slots and resizes that are shown at most.
-_MOST = 10_000
 
 
 def history(
     job: Annotated[str | None, typer.Option("--job", "-j", metavar="JOB", help="Show this job only.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="How many of the newest slots and resizes to show.")
+        int,
+        typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="How many of the newest slots and resizes to show."),
     ] = 20,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,

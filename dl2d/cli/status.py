@@ -30,7 +30,7 @@ from dl2d.cli.output import (
 )
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.job_views import JobStatus, StatusView, TaskStatus
+from dl2d.core.job_views import MAX_LISTED, JobStatus, StatusView, TaskStatus
 from dl2d.core.jobs import JobState
 from pslite.job.printable_text import printable
 
@@ -59,8 +59,6 @@ _HEADINGS = (
 )  # fmt: skip
 #: Columns that a narrow terminal does without, the first one first.
 _DISPENSABLE = ("MODEL", "LOSS", "STEPS/S", "USER", "AGE")
-#: Jobs that are shown at most.
-_MOST = 10_000
 _TASK_HEADINGS = ("TASK", "STATE", "NODE", ">SINCE", ">CPU", ">MEMORY", ">GPU", ">STEP/P95 MS", "~NOTE")
 
 
@@ -68,7 +66,7 @@ def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job, with its tasks.")] = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that ended within the last day.")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=_MOST, help="How many of the newest jobs to show.")
+        int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="How many of the newest jobs to show.")
     ] = 1000,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of submit order.")] = False,
     watch: Annotated[

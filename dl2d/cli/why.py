@@ -18,15 +18,13 @@ from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import ConfigError, RequestError
-from dl2d.core.job_views import DecisionView, JobStatus, WhyView
+from dl2d.core.job_views import MAX_LISTED, DecisionView, JobStatus, WhyView
 from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry
 
 if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore
 
-#: Decisions that are shown at most.
-_MOST = 10_000
 #: Lost tasks that are shown.
 _MAX_LOST = 20
 #: Jobs that were given more in the same slot that are shown.
@@ -53,7 +51,7 @@ def why(
             "--limit",
             "-n",
             min=1,
-            max=_MOST,
+            max=MAX_LISTED,
             help="With --all: how many of the newest to show; through the job API no more than 5.",
         ),
     ] = 100,

@@ -13,6 +13,8 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime
 from dl2d.core.task_starts_and_stops import Deferred, Failure
 
+#: Jobs, slots or decisions that one call lists at most.
+MAX_LISTED: Final = 10_000
 #: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a slot is read.
 MAX_DECISIONS: Final = 5
 

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from dl2d.core.errors import ResourceManagerError, StoreError, StoreUnavailable, Unavailable
-from dl2d.core.job_views import MAX_DECISIONS, request_payload
+from dl2d.core.job_views import MAX_DECISIONS, MAX_LISTED, request_payload
 from dl2d.core.jobs import User
 from dl2d.core.json_codec import encode
 from dl2d.core.resource_manager import UserAuthenticator
@@ -33,7 +33,6 @@ from dl2d.daemon.job_views_from_store import StoreViews
 log = structlog.get_logger()
 
 _MAX_CHANGES: Final = 100
-_MAX_JOBS: Final = 10_000
 
 
 class _UserRoute(PublicRoute):
@@ -105,7 +104,7 @@ def status(
     views: _Views,
     job: _Job | None = None,
     ended_since: float | None = None,
-    limit: Annotated[int, Query(ge=1, le=_MAX_JOBS)] = 1000,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 1000,
 ) -> Response:
     """Jobs of the user, or one of them with its tasks."""
     return _json(views.status(job, ended_since=ended_since, limit=limit))
