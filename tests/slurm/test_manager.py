@@ -900,6 +900,9 @@ def test_what_is_no_job_id_never_reaches_squeue(authentication: FakeSlurm, manag
         ("#SBATCH -n 1 --exclusive=user # note", {}, "--exclusive"),
         ("#SBATCH --container-image=x.sqsh", {}, "--container-image .* start the container in the command of dl2-run"),
         ("#SBATCH -Mother", {}, "--clusters"),
+        ("#SBATCH -sM other", {}, "--clusters"),
+        ("#SBATCH --unknown --exclusive", {}, "--exclusive"),
+        ("#SBATCH --comment=x --exclusive", {}, "--exclusive"),
         ("#SBATCH hetjob", {}, "hetjob of sbatch"),
         ("  # x\n#SBATCH--exclusive", {}, "--exclusive"),
         pytest.param(f"#SBATCH --comment={'x' * 40_000}", {}, "#SBATCH lines .* longer than 32768", id="long line"),
@@ -917,7 +920,17 @@ def test_an_option_that_tasks_cannot_have_is_refused_by_name(
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
 
 
-@pytest.mark.parametrize("line", ["#SBATCH --time=30 -c1 --job-name='x --exclusive'", "true\n#SBATCH --exclusive"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#SBATCH --time=30 -c1 --job-name='x --exclusive'",
+        "#SBATCH --job-name hetjob",
+        "#SBATCH -sJ hetjob",
+        "#SBATCH --comment '--exclusive' -J --exclusive",
+        "#SBATCH --unknown hetjob",
+        "true\n#SBATCH --exclusive",
+    ],
+)
 def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, manager_on: Managers, line: str) -> None:
     authentication.answer("scontrol", stdout=f"#!/bin/sh\n{line}\n{SCRIPT}\n")
     assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).key == JOB

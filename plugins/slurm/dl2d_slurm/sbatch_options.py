@@ -1,10 +1,11 @@
-"""Options of sbatch that a user gave for an anchor, from squeue: passed on to tasks, refused, or dl2d's own."""
+"""Options of sbatch for anchors, from squeue and ``#SBATCH`` lines, and for all tasks, from the settings."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -41,8 +42,21 @@ _SHORT: Final = {
     "-p": "--partition", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time",
     "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
-#: Options that hold for tasks, too; the anchor's folder and environment are theirs.
-_OF_TASKS: Final = frozenset(
+#: Options without a value among these.
+_FLAGS: Final = frozenset({"--hold", "--no-kill", "--overcommit", "--oversubscribe"})
+#: Options whose value may be the next word, even if that begins with ``-``. Of others, such a word is an option.
+_WITH_VALUE: Final = (frozenset(_SHORT.values()) - _FLAGS) | {
+    *("--bb", "--bbf", "--cluster-constraint", "--comment", "--container", "--cores-per-socket", "--cpu-freq"),
+    *("--cpus-per-gpu", "--deadline", "--delay-boot", "--export", "--export-file", "--gid", "--gpu-bind", "--gpu-freq"),
+    *("--gpus-per-node", "--gpus-per-socket", "--gpus-per-task", "--gres", "--gres-flags", "--mail-type"),
+    *("--mail-user", "--mcs-label", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--mincpus", "--ntasks-per-core"),
+    *("--ntasks-per-gpu", "--ntasks-per-node", "--ntasks-per-socket", "--prefer", "--priority", "--profile"),
+    *("--reservation", "--signal", "--sockets-per-node", "--switches", "--thread-spec", "--threads-per-core"),
+    *("--time-min", "--tmp", "--uid", "--wckey", "--wrap"),
+}
+#: Options of which a user is not told that they do not hold for tasks. All but ``--array``, by which each task of the
+#: array is an elastic job, hold for them; ``--chdir`` and ``--export`` through the anchor's folder and environment.
+_NOT_REMARKED: Final = frozenset(
     {
         *("account", "array", "chdir", "constraint", "exclude", "export", "nice", "partition", "qos", "reservation"),
         *("time", "wckey"),
@@ -102,7 +116,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
             yield f"--wckey={self.wckey}"
 
 
-#: Options of sbatch by the fields of ``AnchorOptions`` that they set.
+#: Field of ``AnchorOptions``, by option of sbatch.
 _SITE_OPTIONS: Final = {"--reservation": "reservation", "--constraint": "features", "--exclude": "exclude"}
 
 
@@ -153,7 +167,7 @@ def _refuse(names: Iterable[str]) -> None:
 def options_of_anchor_alone(script: str) -> list[str]:
     """Options in ``#SBATCH`` lines that do not hold for tasks, without dl2d's own. Raises ``Rejected``."""
     names = dict.fromkeys(_directives(script))
-    return [f"--{name}" for name in names if name not in _OF_TASKS and not name.startswith("dl2-")]
+    return [f"--{name}" for name in names if name not in _NOT_REMARKED and not name.startswith("dl2-")]
 
 
 def remarks(script: str) -> tuple[str, ...]:
@@ -189,7 +203,24 @@ def _directives(script: str) -> Iterator[str]:
             words = shlex.split(match[1], comments=True)
         except ValueError:  # sbatch has refused it, or takes it otherwise
             continue
-        for word in words:
-            name = _SHORT.get(word[:2], word) if not word.startswith("--") else word
-            if name.startswith("--") or name == "hetjob":
-                yield name.removeprefix("--").partition("=")[0]
+        if words[:1] == ["hetjob"]:
+            yield "hetjob"
+        yield from (name.removeprefix("--") for name in _option_names(words))
+
+
+def _option_names(words: Sequence[str]) -> Iterator[str]:
+    """Long names of the options among the words of a ``#SBATCH`` line; values of options are passed over."""
+    left = deque(words)
+    while left:
+        word = left.popleft()
+        if word.startswith("--"):
+            name, equals, _ = word.partition("=")
+            has_value = bool(equals)
+        else:
+            name, has_value = _SHORT.get(word[:2], ""), len(word) > 2
+        if name in _FLAGS and not word.startswith("--") and has_value:
+            left.appendleft(f"-{word[2:]}")
+        elif name in _WITH_VALUE and not has_value and left:
+            left.popleft()
+        if name:
+            yield name
