@@ -480,10 +480,13 @@ def test_a_demand_that_no_node_can_meet_is_refused_before_slurm_queues_it_for_ev
     slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2", CPUsState="0/64/0/64")])
     manager = manager_on()
     big = Resources.of(cpu=9, memory=5000)
-    with pytest.raises(Rejected, match="n1 has too little cpu: wanted 9, had 8; memory: wanted 5000, had 4000"):
+    # On another node it may be started.
+    said = r"of job 12 does not fit on n1 \(cpu: wanted 9, had 8; memory: wanted 5000, had 4000\)"
+    with pytest.raises(NodeRefused, match=said):
         manager.submit(task(demand=big))
-    with pytest.raises(Rejected, match="n2 has too little memory"):
+    with pytest.raises(Rejected, match="fits on no node that dl2d uses: even n2 has too little memory") as caught:
         manager.submit(task(demand=big, node=""))
+    assert type(caught.value) is Rejected
     assert slurm.calls("sbatch") == []
     manager.submit(task(demand=Resources.of(cpu=9), node=""))
 
@@ -533,6 +536,23 @@ def test_stop_asks_first_and_cancels_when_the_grace_is_over(
     manager.listing()
     manager.listing()
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("running", "events"),
+    [([], [("not", ["1", "2"])]), ([2], [("not", ["1"]), ("cancelled", ["2"])])],
+)  # fmt: skip
+def test_of_tasks_whose_grace_is_over_the_log_says_which_were_cancelled(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, running: list[int], events: list[tuple[str, list[str]]]
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1), job_row(2)])
+    manager = manager_on()
+    manager.stop([identity(1), identity(2)], 30)
+    slurm.answer("squeue", rows=[job_row(number) for number in running])
+    clock.now += 31
+    with capture_logs() as logs:
+        manager.listing()
+    assert [(each["event"].partition(" ")[0], each["handles"]) for each in logs if "handles" in each] == events
 
 
 @pytest.mark.parametrize("grace", [0, 30])

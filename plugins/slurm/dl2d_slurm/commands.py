@@ -28,6 +28,8 @@ _UNAVAILABLE = re.compile(
 )
 _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
+#: Maximum number of job ids in one call, well below the limit on the length of a command line.
+MAX_IDS: Final = 500
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 _MAX_SHOWN = 2000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"

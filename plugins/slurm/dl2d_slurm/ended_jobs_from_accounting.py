@@ -12,7 +12,7 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
-from dl2d_slurm.commands import Commands, configured, failure
+from dl2d_slurm.commands import MAX_IDS, Commands, configured, failure
 from dl2d_slurm.observed_jobs import TASKS, SlurmStaticJobRule
 from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, parse_job
 
@@ -35,8 +35,6 @@ _STATES: Final = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RV,S,TO"
 _NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed")
 #: The clocks of slurmctld and the daemon may differ by this much.
 _CLOCK_SECONDS: Final = 10.0
-#: Maximum number of ids in one call, which the length of a command line limits.
-_MAX_IDS: Final = 500
 #: Longest and shortest time that one query covers, and the longest time that is made up for.
 _MAX_WINDOW, _MIN_WINDOW, _MAX_BEHIND = 86_400.0, 900.0, 30 * 86_400.0
 #: After a query that was in vain, how long until the next one, and until that time is given up.
@@ -114,8 +112,8 @@ class Accounting:
         if not self._available:
             return ()
         ended: list[RmJob] = []
-        for first in range(0, len(handles), _MAX_IDS):
-            ids = ",".join(handles[first : first + _MAX_IDS])
+        for first in range(0, len(handles), MAX_IDS):
+            ids = ",".join(handles[first : first + MAX_IDS])
             try:
                 # With --jobs and without --starttime, sacct searches all times.
                 records, _ = self._query("--allocations", f"--jobs={ids}")

@@ -66,7 +66,7 @@ from dl2d_slurm.sharing_with_waiting_jobs import WaitingJob, claims, highest_pri
 from dl2d_slurm.slurmrestd import RestControl
 from dl2d_slurm.slurmrestd_job_fields import job_fields
 from dl2d_slurm.stopping import Stopper
-from dl2d_slurm.submission import NODE_REFUSED, options, script
+from dl2d_slurm.submission import NODE_REFUSED, check_fits, options, script
 from dl2d_slurm.submission_backends import PARALLEL_SUBMITS, Backend, CommandControl, JobControl, chosen_backend
 
 log = structlog.get_logger(__name__)
@@ -299,7 +299,9 @@ class SlurmManager:
 
     def submit(self, task: TaskSpec) -> str:
         """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
-        self._check_fits(task)
+        if not self._capacities:
+            self.listing()
+        check_fits(task, self._capacities)
         task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         if task.job.id in self._anchors and task.job.id not in self._excluded:
@@ -397,22 +399,6 @@ class SlurmManager:
             return ""
         most = self._max_task_seconds()
         return str(task_minutes(anchor.ends, self._clock(), most, partitions, self._partitions))
-
-    def _check_fits(self, task: TaskSpec) -> None:
-        """Refuse a demand that can never be met: Slurm would queue some of these for ever."""
-        if not self._capacities:
-            self.listing()
-        capacities = self._capacities
-        if task.node:
-            # A node that is not listed is Slurm's to refuse.
-            capacities = {name: room for name, room in capacities.items() if name == task.node}
-        missing = {name: task.demand.shortfalls(room) for name, room in capacities.items()}
-        if missing and all(missing.values()):
-            nearest, short = min(missing.items(), key=lambda item: len(item[1]))
-            lacks = "; ".join(map(str, short))
-            raise Rejected(
-                f"{task.name} of job {task.job.id} fits on no node it may use: even {nearest} has too little {lacks}"
-            )
 
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
         """One squeue, then one scancel for those that wait and one for those that run; see ``Stopper``."""

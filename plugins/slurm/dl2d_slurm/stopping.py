@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
-from dl2d_slurm.commands import Answer, Commands, failure
+from dl2d_slurm.commands import MAX_IDS, Answer, Commands, failure
 from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, new_word, parse_identities
 from dl2d_slurm.submission_backends import JobControl
 
@@ -28,8 +28,6 @@ _OVER = re.compile(r"invalid job id|already complet|job/step already|job not fou
 #: Exit statuses of scancel, the low byte of Slurm's error, which it may leave without a message: invalid job id (2017),
 #: and already completing or completed (2021).
 _OVER_STATUSES = frozenset({2017 & 255, 2021 & 255})
-#: Ids in one call: well below the limit on the length of a command line.
-_BATCH = 500
 #: Pause of the thread after Slurm would not cancel.
 _RETRY_SECONDS = 5.0
 
@@ -73,10 +71,7 @@ class Stopper:
             self._forget(asked)
             return
         fresh = self._note(asked, self._timer() + grace)
-        # Of a job that waits there is no process to signal; scancel would try for a minute. With a state it looks at
-        # the states itself, once for all ids. The second signals the batch script alone, which is the task itself:
-        # what it started is its own to end.
-        self._cancel(fresh, ("PENDING", ""), ("RUNNING", "TERM"))
+        self._terminate(fresh)
         with self._changed:
             for job in fresh:
                 if job in self._leaving:
@@ -91,15 +86,15 @@ class Stopper:
                 due = [job for job, leaving in self._leaving.items() if leaving.deadline <= now]
             if not due:
                 return False
-            handles = [job.handle for job in due]
             try:
-                self._cancel(due)
+                cancelled = self._cancel(due)
             except ResourceManagerError as error:
-                log.warning("cannot cancel a task that is still running after its grace period",
-                            handles=handles[:20], error=str(error))  # fmt: skip
+                log.warning("cannot cancel tasks that may still be running after their grace period",
+                            handles=[job.handle for job in due[:20]], error=str(error))  # fmt: skip
                 return False
-            log.info("cancelled a task that was still running after its grace period",
-                     handles=handles[:20], count=len(due))  # fmt: skip
+            if cancelled:
+                log.info("cancelled tasks that were still running after their grace period",
+                         handles=cancelled[:20], count=len(cancelled))  # fmt: skip
             self._forget(due)
             return True
 
@@ -157,14 +152,31 @@ class Stopper:
                 with self._changed:
                     self._changed.wait(_RETRY_SECONDS)
 
-    def _cancel(self, jobs: Sequence[RmIdentity], *how: tuple[str, str]) -> None:
-        """Cancel those jobs that still have their identity; or with each state and signal of ``how``, once."""
-        for first in range(0, len(jobs), _BATCH):
-            ids = self._same(jobs[first : first + _BATCH])
-            for state, signal in (how or (("", ""),)) if ids else ():
-                _judge(self._control.cancel(ids, state=state, signal=signal))
+    def _cancel(self, jobs: Sequence[RmIdentity]) -> list[str]:
+        """Cancel those jobs that still have their identity; returns their ids."""
+        cancelled = []
+        for ids in self._ids_still_valid(jobs):
+            _raise_if_unavailable(self._control.cancel(ids))
+            cancelled += ids
+        return cancelled
 
-    def _same(self, jobs: Sequence[RmIdentity]) -> list[str]:
+    def _terminate(self, jobs: Sequence[RmIdentity]) -> None:
+        """Cancel those jobs that wait and send SIGTERM to the batch scripts of those that run.
+
+        A job that waits has no process to signal; scancel would try for a minute. With a state it looks at the states
+        itself, once for all ids. The batch script is the task itself: what it started is its own to end.
+        """
+        for ids in self._ids_still_valid(jobs):
+            _raise_if_unavailable(self._control.cancel(ids, state="PENDING"))
+            _raise_if_unavailable(self._control.cancel(ids, state="RUNNING", signal="TERM"))
+
+    def _ids_still_valid(self, jobs: Sequence[RmIdentity]) -> Iterator[list[str]]:
+        """For up to ``MAX_IDS`` jobs at a time, the ids of those that still have their identity, if there are any."""
+        for first in range(0, len(jobs), MAX_IDS):
+            if ids := self._ask_ids(jobs[first : first + MAX_IDS]):
+                yield ids
+
+    def _ask_ids(self, jobs: Sequence[RmIdentity]) -> list[str]:
         """Ids for scancel of jobs that are still the same: Slurm gives ids again, and requeues jobs under theirs."""
         word = new_word()
         ids = ",".join(job.handle for job in jobs)
@@ -180,7 +192,7 @@ class Stopper:
         return [present[job] for job in jobs if job in present]
 
 
-def _judge(answer: Answer) -> None:
+def _raise_if_unavailable(answer: Answer) -> None:
     """Raise ``Unavailable`` if Slurm did not answer; log other errors, but not that a job has ended already.
 
     They are only logged so that a job which the daemon's account may not end does not prevent others from being ended.

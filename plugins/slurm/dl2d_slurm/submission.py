@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from dl2d.core.errors import Rejected
+from dl2d.core.errors import NodeRefused, Rejected
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
@@ -30,6 +30,29 @@ NODE_VARIABLES = frozenset(
         *("UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "OPTIND"),
     }
 )
+
+
+def check_fits(task: TaskSpec, capacities: Mapping[str, Resources]) -> None:
+    """Refuse a demand that can never be met, by the capacities of nodes: Slurm would queue some of these for ever.
+
+    Raises
+    ------
+    NodeRefused
+        The node that is named is too small. One that is not among these is Slurm's to refuse.
+    Rejected
+        No node is named, and all are too small.
+    """
+    what = f"{task.name} of job {task.job.id}"
+    if task.node:
+        short = task.demand.shortfalls(capacities[task.node]) if task.node in capacities else ()
+        if short:
+            raise NodeRefused(f"{what} does not fit on {task.node} ({'; '.join(map(str, short))})")
+        return
+    missing = {name: task.demand.shortfalls(room) for name, room in capacities.items()}
+    if missing and all(missing.values()):
+        nearest, short = min(missing.items(), key=lambda item: len(item[1]))
+        lacks = "; ".join(map(str, short))
+        raise Rejected(f"{what} fits on no node that dl2d uses: even {nearest} has too little {lacks}")
 
 
 def options(
