@@ -38,7 +38,9 @@ def test_what_is_inside(package: Path, tmp_path: Path) -> None:
     site = next((tmp_path / "opt/dl2d/lib").glob("python3*/site-packages"))
     assert {"dl2d", "dl2d_slurm", "dl2d_yarn", "pslite"} <= {path.name for path in site.iterdir()}
     assert not (site / "torch").exists()
-    assert next((tmp_path / "opt/dl2d/share/dl2d").glob("dl2d-*.whl"))
+    share = tmp_path / "opt/dl2d/share/dl2d"
+    assert next(share.glob("dl2d-*.whl"))
+    assert {"train_digits.py", "dl2d.c", "job_submit.lua"} <= {path.name for path in share.iterdir()}
     assert (tmp_path / "usr/share/zsh/vendor-completions/_dl2d").read_text().startswith("#compdef dl2d\n")
     assert not (tmp_path / "opt/dl2d/etc").exists()
 
