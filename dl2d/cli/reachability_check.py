@@ -18,7 +18,7 @@ from dl2d.core.resource_manager import ProbeManager
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from pslite.errors import UsageError
-from pslite.launch.daemon_address_file import default_file, read_address
+from pslite.launch.daemon_address_file import default_file, distrust_of_others, read_address
 from pslite.launch.daemon_http import is_loopback
 
 _PROBE_SECONDS = 120.0
@@ -49,6 +49,9 @@ def jobs_find_daemon(settings: Settings, *, runs: bool) -> Iterator[Finding]:
     else:
         if hidden := _hidden(path.resolve()):
             yield Finding(_FILE, False, f"{hidden} may not be read by everybody: jobs find the daemon by {path}")
+        elif problem := distrust_of_others(path):
+            text = f"jobs of other users do not use {path}: {problem}"
+            yield Finding(_FILE, True, text, warning=True)
         elif url and address.url != url:
             text = f"{path} says {address.url}, the configuration {url}: restart the daemon"
             yield Finding(_FILE, True, text, warning=True)

@@ -357,6 +357,24 @@ def test_an_address_file_that_jobs_cannot_read_or_do_not_trust(dl2d: Dl2d, tmp_p
     assert f"{file.parent} may not be read by everybody" in wrong(dl2d, config)["api.address_file"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_owner_of_an_address_file_is_told_that_jobs_of_others_do_not_use_it(
+    dl2d: Dl2d, tmp_path: Path, address_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, owner = address_file, 65_432
+    config = configured(
+        tmp_path, api={"address_file": str(file), "advertise": "https://head:8910", "port": free_port()}
+    )
+    write_address(file, DaemonAddress("https://head:8910", uid=owner))
+    os.chown(file, owner, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert warned(dl2d, config) == {}
+    file.parent.chmod(0o1777)
+    said = warned(dl2d, config)["api.address_file"]
+    assert said.startswith(f"jobs of other users do not use {file}: it belongs to uid {owner}, which is neither root")
+    assert said.endswith(f"can change {file.parent}")
+
+
 def test_a_resource_manager_without_a_probe(dl2d: Dl2d, tmp_path: Path):
     ran = dl2d("check", "--slurm-probe", "-c", configured(tmp_path))
     assert (ran.status, "the resource manager local has no probe" in ran.out) == (2, True)

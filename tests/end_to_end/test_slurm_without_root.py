@@ -12,6 +12,7 @@ from daemon_process import DaemonProcess
 from slurm_cluster import SlurmCluster, User, why_no_slurmrestd
 
 from dl2d.core.jobs import JobState
+from pslite.launch.daemon_address_file import default_file
 
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
 
@@ -44,8 +45,12 @@ def daemon(cluster: SlurmCluster, alice: User) -> Iterator[DaemonProcess]:
     folder = cluster.directory / "daemon"
     folder.mkdir()
     os.chown(folder, user.uid, user.gid)
+    # That of the installation, in a folder that root gives the account.
+    address_file = default_file(str(cluster.prefix))
+    subprocess.run(["install", "-d", "-o", str(user.uid), address_file.parent], check=True)
     manager = cluster.resource_manager(slurmrestd=f"unix:{cluster.slurmrestd_socket}")
-    daemon = DaemonProcess(folder, {"resource_manager": manager}, env=cluster.env(user))
+    settings = {"resource_manager": manager, "api": {"address_file": str(address_file)}}
+    daemon = DaemonProcess(folder, settings, env=cluster.env(user))
     daemon.program = folder / "dl2d"
     become = f"setpriv --reuid={user.uid} --regid={user.gid} --clear-groups"
     daemon.program.write_text(f'#!/bin/sh\nexec {become} {cluster.prefix}/bin/dl2d "$@"\n')
@@ -62,14 +67,13 @@ def test_jobs_of_another_user_grow_and_end_and_check_says_how(
         capture_output=True, text=True, check=False, env=daemon.env,
     )  # fmt: skip
     assert "rest: the daemon is not root" in check.stdout, check.stdout + check.stderr
-    assert cluster.slurm_user is not None
     gate = alice.home / "hold-job"
     gate.touch()
     script = f"""#!/bin/sh
 #SBATCH -c 1 --mem=50
 #DL2 model=other samples_per_epoch=203 batch=20 epochs=60 max_workers=3 max_ps=1
 #DL2 worker=cpu:2,memory:200 ps=cpu:1,memory:100
-export DL2_DAEMON={daemon.url} DL2_DAEMON_UID={cluster.slurm_user.uid} PSLITE_PACE_FILE={gate}
+export PSLITE_PACE_FILE={gate}
 exec dl2-run python "$HOME/numpy_worker.py" --epochs 60
 """
     job = cluster.submit_as(alice, script)

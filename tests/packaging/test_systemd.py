@@ -136,3 +136,23 @@ def test_stop_is_clean(machine: SystemdMachine) -> None:
     machine.run("systemctl", "stop", "dl2d", check=True)
     assert machine.show("dl2d", "Result") == "success"
     assert '"event": "stopped"' in machine.journal()
+
+
+def test_a_daemon_that_is_not_root_writes_that_file_for_all_in_a_folder_that_root_gives_its_account(
+    machine: SystemdMachine,
+) -> None:
+    """As the guide to Slurm says it for SlurmUser."""
+    for path in (CHECKOUT, Path(sys.prefix), Path(sys.executable).resolve()):
+        for folder in path.parents[:-1]:  # root's home may be among them
+            if not path.is_relative_to("/tmp"):
+                (machine.root / folder.relative_to("/")).chmod(0o755)
+    folder = str(Path(ADDRESS_FILE).parent)
+    machine.run("rm", "-rf", folder, check=True)
+    machine.run("install", "-d", "-o", "daemon", folder, check=True)
+    (machine.root / "etc/systemd/system/dl2d.service.d/user.conf").write_text("[Service]\nUser=daemon\n")
+    machine.run("systemctl", "daemon-reload", check=True)
+    machine.run("systemctl", "restart", "dl2d", check=True)
+    assert machine.run("stat", "-c", "%a %U", ADDRESS_FILE).split() == ["644", "daemon"]
+    code = "import sys, pslite.launch.daemon_address_file as file; file.find_address([file.Path(sys.argv[1])])"
+    become = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    machine.run(*become, sys.executable, "-c", code, ADDRESS_FILE, check=True)

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_address_file import DaemonAddress, default_file, find_address, read_address, search_files
+from pslite.launch.daemon_address_file import (
+    DaemonAddress,
+    default_file,
+    distrust_of_others,
+    find_address,
+    read_address,
+    search_files,
+)
 
 ADDRESS = {"url": "https://head:8910", "certificate": "der:MIIB", "cluster": "lab", "host": "head"}
 
@@ -46,11 +53,56 @@ def test_a_file_that_others_may_write_is_not_used(file: Path, mode: int) -> None
         find_address([file])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_not_used(file: Path) -> None:
-    os.chown(file, 65_432, 0)
-    with pytest.raises(UsageError, match="it belongs to uid 65432"):
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+#: The account of a daemon that is not root.
+DAEMON = 65_432
+
+
+@needs_root
+@pytest.mark.parametrize("change", ["chmod g+w", "chmod o+w", "chown 65433"])
+def test_a_file_of_another_user_whose_folder_others_can_change_is_not_used(file: Path, change: str) -> None:
+    os.chown(file, DAEMON, 0)
+    subprocess.run([*change.split(), file.parent], check=True)
+    assert f"it belongs to uid {DAEMON}" in distrust_of_others(file)
+    with pytest.raises(UsageError, match=f"uid {DAEMON}, .* others than these can change {file.parent}[.]"):
         find_address([file])
+
+
+@needs_root
+def test_a_file_in_a_folder_that_root_has_given_to_the_account_of_the_daemon_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "etc" / "dl2d"
+    subprocess.run(["install", "-d", "-o", str(DAEMON), folder], check=True)
+    file = folder / "job-api.json"
+    file.write_text(json.dumps(ADDRESS))
+    os.chown(file, DAEMON, 0)
+    (link := tmp_path / "link").symlink_to(file)
+    assert read_address(file) == read_address(link) == DaemonAddress(**ADDRESS)
+    assert distrust_of_others(file) == distrust_of_others(link) == ""
+    os.chown(folder, 65_433, 0)
+    assert f"can change {folder}" in distrust_of_others(link)
+
+
+@needs_root
+def test_a_file_to_which_a_link_of_another_user_leads_is_not_used(file: Path, tmp_path: Path) -> None:
+    os.chown(file, DAEMON, 0)
+    (theirs := tmp_path / "theirs").mkdir()
+    (link := theirs / "link").symlink_to(file)
+    assert distrust_of_others(link) == ""
+    os.chown(theirs, 65_433, 0)
+    assert f"can change {theirs}" in distrust_of_others(link)
+
+
+@needs_root
+def test_what_users_put_into_a_folder_for_all_is_not_used(file: Path, tmp_path: Path) -> None:
+    """In a sticky folder, like /tmp, users can replace what is theirs, and not what is root's."""
+    shared = tmp_path / "shared"
+    (own := shared / "own").mkdir(parents=True)
+    shared.chmod(0o1777)
+    moved = file.rename(own / file.name)
+    os.chown(moved, DAEMON, 0)
+    assert distrust_of_others(moved) == ""
+    os.chown(own, DAEMON, 0)
+    assert f"can change {shared}" in distrust_of_others(moved)
 
 
 def test_what_is_no_file_or_malformed_is_named(tmp_path: Path, file: Path) -> None:

@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ _SYSTEM = Path("/etc")
 #: folder in which the guide installs dl2d for all nodes
 _DOCUMENTED_PREFIX = Path("/opt/dl2d")
 _MAX_BYTES = 1 << 20
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class DaemonAddress(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ def read_address(path: Path) -> DaemonAddress:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
-        if problem := _distrust(status):
+        if problem := _distrust(path, status, os.geteuid()):
             raise UsageError(f"{path} is not used: {problem}")
         data = file.read(_MAX_BYTES)
     try:
@@ -83,15 +84,41 @@ def read_address(path: Path) -> DaemonAddress:
     return address
 
 
-def _distrust(status: os.stat_result) -> str:
-    """Return why a file may be somebody else's; "" if it is root's, the installation's owner's or this user's."""
+def distrust_of_others(path: Path) -> str:
+    """Return why users who do not own the file do not use it; "" if they use it, too."""
+    return _distrust(path, path.stat())
+
+
+def _distrust(path: Path, status: os.stat_result, *readers: int) -> str:
+    """Return why a file may be somebody else's; "" if it is not.
+
+    It is not if it belongs to root, to the account of this installation or to a reader, or to an account to which root
+    has given a place for it: then only this account and those can change the folders above it.
+    """
     if not stat.S_ISREG(status.st_mode):
         return "it is not a file"
-    if status.st_uid not in (0, os.geteuid(), Path(__file__).stat().st_uid):
-        return f"it belongs to uid {status.st_uid}, and not to root or the account of this installation"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & _OTHERS_WRITE:
         return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    owner, trusted = status.st_uid, {0, Path(__file__).stat().st_uid, *readers}
+    for place in () if owner in trusted else (path.absolute(), path.resolve()):
+        if folder := _folder_of_others(place, owner, trusted | {owner}):
+            return (
+                f"it belongs to uid {owner}, which is neither root nor the account of this installation, and others "
+                f"than these can change {folder}"
+            )
     return ""
+
+
+def _folder_of_others(path: Path, owner: int, trusted: Collection[int]) -> Path | None:
+    """Return the first folder above a file of `owner` that others than the trusted accounts can change."""
+    for folder in path.parents:
+        status = folder.stat()
+        # Of what is in a sticky folder others can replace only their own.
+        is_kept = status.st_mode & stat.S_ISVTX and owner == 0
+        if status.st_uid not in trusted or (status.st_mode & _OTHERS_WRITE and not is_kept):
+            return folder
+        owner = status.st_uid
+    return None
 
 
 def find_address(files: Sequence[Path] | None = None) -> tuple[Path, DaemonAddress]:
