@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import FailureCause, Job, JobRequest, JobState, Progress
+from dl2d.core.jobs import FailureCause, Job, JobRequest, JobState, Progress, Role
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange, TaskReport
 from pslite.job.job_status import Cause
 from pslite.job.printable_text import printable
@@ -231,7 +232,7 @@ def receive(
         request=_without_newcomers(job.request, beat.most_workers),
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )
-    active = Counter(member.role for member in beat.members if member.state == "active")
+    active = _active_counts(job, known, beat)
     return Reception(
         job=change if change != JobChange() else None,
         progress=Progress(
@@ -243,14 +244,26 @@ def receive(
             steps_per_second=_speed(beat.steps_per_second),
             samples_per_second=_samples_per_second(job.request, beat),
             # Speeds are kept for each size, so there are no more of them than a job may have.
-            workers=min(active["worker"], job.request.max_workers),
-            ps=min(active["ps"], job.request.max_ps),
+            workers=min(active[Role.WORKER], job.request.max_workers),
+            ps=min(active[Role.PS], job.request.max_ps),
         ),
         tasks=tuple(changes),
         plans=_plans(beat.plans, at, job.request.max_workers + job.request.max_ps),
         unknown=tuple(unknown),
         reports=_reports(beat, at, not_recorded, MAX_STATIC_TEXT if job.static else MAX_TEXT),
     )
+
+
+def _active_counts(job: Job, known: Mapping[str, Task], beat: Heartbeat) -> Counter[Role]:
+    """How many members of each role train.
+
+    Of a job whose tasks dl2d starts only these count: all jobs of its kind are sized by the speeds at the sizes that it
+    reports, so it must not report speeds at sizes that it does not have.
+    """
+    active = {member.task: Role(member.role) for member in beat.members if member.state == "active"}
+    if not job.static:
+        active = {name: task.role for name, task in known.items() if name in active and not task.state.ended}
+    return Counter(active.values())
 
 
 def _without_newcomers(request: JobRequest, most: int | None) -> JobRequest | None:

@@ -647,6 +647,19 @@ class TestHeartbeat:
         assert world.store.tasks(live=False) == before
         assert [entry["members"] for entry in logs if entry["event"] == "unknown members"] == [("worker-77",)]
 
+    def test_a_job_is_measured_only_at_the_size_that_its_tasks_make(self, world):
+        """Speeds at sizes are shared by all jobs of a kind: a job cannot report them at sizes that it does not have."""
+        job = world.settled(max_workers=8, max_ps=8)
+        tasks = world.tasks(job)
+        gone, *left = (task for task in tasks if task.role is Role.WORKER)
+        world.store.change_tasks([TaskChange(job, gone.id, TaskState.RELEASED)], world.now)
+        own = [{"task": task.id, "role": "worker", "state": "active"} for task in tasks]
+        invented = [{"task": f"{role}-{n}", "role": role, "state": "active"} for role in ("worker", "ps")
+                    for n in range(70, 78)]  # fmt: skip
+        assert world.heartbeat(job, state="running", members=own + own + invented).status_code == 200
+        progress = world.store.job(job).progress
+        assert (progress.workers, progress.ps) == (len(left), len(tasks) - len(left) - 1)
+
     def test_what_tasks_use_is_kept(self, world):
         job = running(world)
         usage = {
@@ -792,12 +805,11 @@ class TestHeartbeat:
         assert len(kept) == 400
         assert sum(len(plan.added) + len(plan.removed) for plan in kept) == 20_000
 
-    def test_a_job_has_no_more_tasks_than_it_may_have_whatever_it_reports(self, world):
-        """Speeds are kept for each size."""
+    def test_tasks_that_a_job_does_not_have_do_not_count(self, world):
         job = running(world)
         assert world.heartbeat(job, state="running", members=too_many_members()).status_code == 200
         progress = world.store.job(job).progress
-        assert (progress.workers, progress.ps) == (2, 1)
+        assert (progress.workers, progress.ps) == (0, 0)
         assert world.store.task_reports(job) == ()
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"state": "dancing"}', b"\xff\xfe", b"[" * 100_000])
