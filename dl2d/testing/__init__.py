@@ -1,18 +1,14 @@
-"""For tests of dl2d and of plug-ins: builders of jobs and nodes; manager, store and coordinators in memory."""
+"""For tests of dl2d and of plug-ins: builders of jobs and nodes; manager and store in memory."""
 
 from __future__ import annotations
 
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job, make_nodes, make_request
-from dl2d.testing.fake_coordinator import PromptCoordinator
-from dl2d.testing.scripted_manager import ScriptedManager
 
 __all__ = [
     "MemoryManager",
     "MemoryStore",
-    "PromptCoordinator",
-    "ScriptedManager",
     "make_job",
     "make_nodes",
     "make_request",

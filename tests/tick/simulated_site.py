@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
+from tick.fake_coordinator import PromptCoordinator
+from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
@@ -28,7 +30,6 @@ from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.tick import tick

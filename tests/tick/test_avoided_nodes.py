@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
@@ -18,7 +19,6 @@ from dl2d.core.resource_manager import EligibleNodes, RmJob, RmJobState, RmListi
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
-from dl2d.testing import ScriptedManager
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.avoided_nodes import node_sets
 from dl2d.tick.tick_state import TickState

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec import structs
+from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
 from dl2d.core.cluster import TaskState
@@ -13,7 +14,6 @@ from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobState, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, TaskSpec
 from dl2d.core.resources import Resources
-from dl2d.testing import ScriptedManager
 
 
 class LimitedManager(ScriptedManager):

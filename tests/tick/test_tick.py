@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
+from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
@@ -30,7 +31,6 @@ from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
-from dl2d.testing import ScriptedManager
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.record import inputs_hash

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from tick.fake_coordinator import PromptCoordinator
+from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
@@ -15,7 +17,6 @@ from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TaskChange
-from dl2d.testing import PromptCoordinator, ScriptedManager
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.tick_context import GuardRules
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from migrated import sqlite_store
+from tick.fake_coordinator import PromptCoordinator
+from tick.scripted_manager import ScriptedManager
 
 from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.credentials_from_daemon_key import Credentials
@@ -23,7 +25,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing import MemoryStore, PromptCoordinator, ScriptedManager
+from dl2d.testing import MemoryStore
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs

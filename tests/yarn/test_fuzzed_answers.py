@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tick.fake_coordinator import PromptCoordinator
 from tick.world import World
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import app, lists, node
@@ -17,7 +18,6 @@ from yarn.spoiled_answers import spoiled
 
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import RmIdentity, TaskSpec
-from dl2d.testing import PromptCoordinator
 from dl2d_yarn.manager import YarnManager
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
