@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from local_job import pace
 from regression import Lookup, Regression, segments, table_segments
 
 from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.learning_rates import Cosine
 from pslite.launch.environment_parsing import architecture_of
-from pslite.testing import pace
 from pslite.worker.session_from_environment import session_for
 from pslite.worker.session_without_network import SingleSession
 

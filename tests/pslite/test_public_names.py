@@ -11,7 +11,6 @@ import pytest
     ("module", "names"),
     [
         ("pslite.checkpoint", ["Checkpoint", "latest"]),
-        ("pslite.testing", ["Resize", "pace", "run_local"]),
         ("pslite.run", ["main"]),
     ],
 )

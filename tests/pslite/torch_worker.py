@@ -6,11 +6,11 @@ import argparse
 import time
 
 import torch
+from local_job import pace
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from pslite.testing import pace
 from pslite.torch import SGD, Adam, ElasticJob, Group
 
 
