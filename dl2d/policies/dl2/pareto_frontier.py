@@ -9,14 +9,12 @@ base, 1 the fastest size, and speeds fall from there on. Of large frontiers, ``_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Architecture, JobRequest
@@ -30,10 +28,6 @@ _SPEED_OF_WAITING: Final = 1e-3
 _MAX_COUNTS: Final = 24
 #: Maximum number of sizes of a job that are kept.
 _MAX_SIZES: Final = 48
-#: Maximum number of grids that are processed at once, which limits the size of arrays.
-_MAX_GRIDS: Final = 64
-#: Numbers below it fit in 16 bits.
-_INT16_END: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,219 +70,103 @@ class ParetoFrontier:
 
 def pareto_frontiers(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
     """Compute the Pareto frontier of each grid; None where no allowed size with a speed fits in the cluster."""
-    frontiers: list[ParetoFrontier | None] = [None] * len(grids)
-    by_shape: dict[tuple[object, ...], list[int]] = {}
-    for index, grid in enumerate(grids):
-        by_shape.setdefault((grid.speeds.shape, len(grid.capacity)), []).append(index)
-    for indices in by_shape.values():
-        for begin in range(0, len(indices), _MAX_GRIDS):
-            batch = indices[begin : begin + _MAX_GRIDS]
-            for index, frontier in zip(batch, _frontiers_of_batch([grids[index] for index in batch]), strict=True):
-                frontiers[index] = frontier
-    return frontiers
+    return [_pareto_frontier(grid) for grid in grids]
 
 
-def _frontiers_of_batch(grids: Sequence[SizeGrid]) -> list[ParetoFrontier | None]:
-    """Compute the frontiers of G grids of one shape and number of resources.
-
-    Sizes of all grids are in one array, those of one grid after those of the other; ``grid_of`` is the index of the
-    grid of each.
-    """
-    speeds = np.array([grid.speeds for grid in grids])
-    # Amounts have shape (R, ...), because loops over a short last axis are slow.
-    worker, server, capacity = (
-        np.array(amounts, dtype=np.int64).T.copy()
-        for amounts in zip(*((grid.worker, grid.ps, grid.capacity) for grid in grids), strict=True)
+def _pareto_frontier(grid: SizeGrid) -> ParetoFrontier | None:
+    base, capacity = np.array(grid.base), np.array(grid.capacity, dtype=np.int64)
+    demand = np.array([grid.worker, grid.ps], dtype=np.int64)
+    ps, workers = np.nonzero(_candidates(grid, demand, capacity))
+    if not len(ps):
+        return None
+    sizes, speed = np.stack([workers, ps], axis=1), grid.speeds[ps, workers]
+    taken = sizes @ demand
+    # In this order, a size can be dominated only by those before it.
+    order = np.lexsort((taken.sum(axis=1), -speed))
+    sizes, speed, taken = sizes[order], speed[order], taken[order]
+    is_current = (sizes == grid.current).all(axis=1) if grid.current else np.zeros(len(sizes), dtype=np.bool_)
+    kept = _thinned(np.flatnonzero(~_dominated(taken) | is_current), is_current)
+    sizes, speed, taken = sizes[kept], speed[kept], taken[kept]
+    speed_at_base = max(_speed_at_base(grid), _SPEED_OF_WAITING * speed[0])
+    return ParetoFrontier(
+        np.concatenate([base[None], sizes]),
+        np.log(np.concatenate([[speed_at_base], speed])),
+        np.concatenate([np.zeros_like(taken[:1]), taken - base @ demand]),
+        capacity,
+        best_share=float(_shares(taken[0], capacity).max()),
+        from_nothing=not any(grid.base),
     )
-    grid_of, ps, workers = np.nonzero(_candidates(grids, speeds, worker, server, capacity))
-    taken = workers * worker.take(grid_of, axis=1) + ps * server.take(grid_of, axis=1)
-    within_capacity = taken <= capacity.take(grid_of, axis=1)
-    if not within_capacity.all():
-        fits = within_capacity.all(axis=0)
-        grid_of, ps, workers, taken = grid_of[fits], ps[fits], workers[fits], taken.compress(fits, axis=1)
-    speed = speeds[grid_of, ps, workers]
-    # After sorting, a size can be dominated only by those before it.
-    order = _fastest_first(grid_of, speed, taken)
-    ps, workers, speed, taken = ps[order], workers[order], speed[order], taken.take(order, axis=1)
-    # Amounts are only compared with each other, so they are divided by their greatest common divisor to fit in 16 bits.
-    divisor = np.maximum(np.gcd(worker, server), 1)
-    divided = workers * (worker // divisor).take(grid_of, axis=1) + ps * (server // divisor).take(grid_of, axis=1)
-    divided = _compact(divided)
-    dominated = np.zeros(len(grid_of), dtype=np.bool_)
-    for sizes in _slices(grid_of, len(grids)):
-        if sizes.start < sizes.stop:
-            dominated[sizes] = _dominated(divided[:, sizes])
-    is_current = np.zeros(len(grid_of), dtype=np.bool_)
-    for index, grid in enumerate(grids):
-        if grid.current is not None:
-            is_current |= (grid_of == index) & (workers == grid.current[0]) & (ps == grid.current[1])
-    kept = _thinned(np.flatnonzero(~dominated | is_current), grid_of, is_current, len(grids))
-    kept_sizes = np.stack([workers[kept], ps[kept]], axis=1)
-    return _with_bases(grids, grid_of[kept], kept_sizes, speed[kept], taken.take(kept, axis=1).T)
 
 
-def _with_bases(
-    grids: Sequence[SizeGrid], grid_of: Ints, sizes: Ints, speed: Floats, taken: Ints
-) -> list[ParetoFrontier | None]:
-    """Make frontiers of the kept sizes of each grid, with the base before them.
+def _candidates(grid: SizeGrid, demand: Ints, capacity: Ints) -> Bools:
+    """Sizes that may be on the frontier, shape (P, W) as ``grid.speeds``; of many counts of a role, some.
+
+    They are allowed, no smaller than the base, and fit in the cluster. Those that are no faster than a size with no
+    more workers and no more PSs are left out, except the current one, so that few are left to be compared by pairs.
 
     Parameters
     ----------
-    grid_of, sizes, speed, taken
-        Grid, counts, samples per second and resources of each kept size, those of each grid fastest first; shapes (n,),
-        (n, 2), (n,) and (n, R).
+    demand
+        Amounts of R resources that a worker and a PS take, shape (2, R).
     """
-    slices, count, resources = _slices(grid_of, len(grids)), len(grids) + len(grid_of), taken.shape[1]
-    bases = np.array([grid.base for grid in grids], dtype=np.int64)
-    demand = np.array([(grid.worker, grid.ps) for grid in grids], dtype=np.int64)
-    capacity = np.array([grid.capacity for grid in grids], dtype=np.int64)
-    # Rows of the bases and of the kept sizes among both: those of each grid together, its base first.
-    base_rows = np.array([kept.start for kept in slices]) + np.arange(len(grids))
-    kept_rows = np.arange(len(grid_of)) + grid_of + 1
-    all_sizes, need = np.empty((count, 2), np.int64), np.zeros((count, resources), np.int64)
-    log_speed = np.zeros(count)
-    all_sizes[base_rows], all_sizes[kept_rows] = bases, sizes
-    need[kept_rows] = taken - (bases[:, :, None] * demand).sum(axis=1)[grid_of]
-    log_speed[kept_rows] = np.log(speed)
-    frontiers: list[ParetoFrontier | None] = []
-    for index, (grid, kept) in enumerate(zip(grids, slices, strict=True)):
-        if kept.start == kept.stop:
-            frontiers.append(None)
-            continue
-        rows = slice(kept.start + index, kept.stop + index + 1)
-        least_speed = _SPEED_OF_WAITING * float(speed[kept.start])
-        log_speed[rows.start] = math.log(max(_speed_at_base(grid), least_speed))
-        frontiers.append(
-            ParetoFrontier(
-                all_sizes[rows],
-                log_speed[rows],
-                need[rows],
-                capacity[index],
-                best_share=float(_shares(taken[kept.start], capacity[index]).max()),
-                from_nothing=not any(grid.base),
-            )
-        )
-    return frontiers
-
-
-def _fastest_first(grid_of: Ints, speed: Floats, taken: Ints) -> Ints:
-    """Order of sizes in which those of each grid stay together: the fastest first, then the one that takes least.
-
-    Sizes that are equal in both stay in their order, which is by PSs, then workers.
-    """
-    order = np.argsort(-speed)
-    order = order[np.argsort(grid_of[order].astype(np.int16), kind="stable")]
-    # Two sizes hardly ever have the same speed, and sorting by all keys takes three times as long.
-    if (np.diff(speed[order]) == 0).any():
-        order = np.lexsort((taken.sum(axis=0), -speed, grid_of))
-    return order
-
-
-def _ps_for_worker(worker: Ints, ps: Ints) -> Ints:
-    """Number of PSs that together need no more of any resource than one worker; shapes (R, G), (R, G) -> (G,)."""
-    number: Ints = np.where(ps > 0, worker // np.maximum(ps, 1), np.iinfo(np.int64).max).min(axis=0)
-    return number
-
-
-def _candidates(grids: Sequence[SizeGrid], speeds: Floats, worker: Ints, ps: Ints, capacity: Ints) -> Bools:
-    """Sizes that may be on the frontier, shape (G, P, W) as ``speeds``; see ``_maybe_undominated``.
-
-    Where there are many counts, only sizes that fit in the cluster are among them.
-
-    Parameters
-    ----------
-    worker, ps, capacity
-        Amounts of R resources that a worker and a PS of each grid take, and that its cluster has, shape (R, G).
-    """
-    possible = np.array([grid.allowed for grid in grids])
-    possible &= speeds > 0
-    possible &= np.isfinite(speeds)
-    ps_counts, worker_counts = speeds.shape[1:]
-    if any(any(grid.base) for grid in grids):
-        base_workers, base_ps = np.array([grid.base for grid in grids]).T[:, :, None, None]
-        possible &= np.arange(ps_counts)[:, None] >= base_ps
-        possible &= np.arange(worker_counts) >= base_workers
-    if max(ps_counts, worker_counts) > _MAX_COUNTS + 1:
-        # So that the largest count that is considered is the largest that fits.
-        for of_worker, of_ps, whole in zip(
-            *(amounts[..., None, None] for amounts in (worker, ps, capacity)), strict=True
-        ):
-            possible &= np.arange(worker_counts) * of_worker + np.arange(ps_counts)[:, None] * of_ps <= whole
-    if ps_counts > _MAX_COUNTS + 1:
-        possible &= _considered(possible, 2, [grid.current and grid.current[1] for grid in grids])[:, :, None]
-    if worker_counts > _MAX_COUNTS + 1:
-        possible &= _considered(possible, 1, [grid.current and grid.current[0] for grid in grids])[:, None, :]
-    candidates = possible & _maybe_undominated(np.where(possible, speeds, -np.inf), _ps_for_worker(worker, ps))
-    for index, grid in enumerate(grids):
-        if grid.current is not None:
-            has_workers, has_ps = grid.current
-            candidates[index, has_ps, has_workers] |= possible[index, has_ps, has_workers]
+    possible: Bools = grid.allowed & (grid.speeds > 0) & np.isfinite(grid.speeds)
+    possible[: grid.base[1]] = possible[:, : grid.base[0]] = False
+    ps_counts, worker_counts = possible.shape
+    ps, workers = np.arange(ps_counts)[:, None], np.arange(worker_counts)
+    for of_worker, of_ps, whole in zip(*demand, capacity, strict=True):
+        possible &= workers * of_worker + ps * of_ps <= whole
+    current_workers, current_ps = grid.current if grid.current is not None else (None, None)
+    possible &= _considered(np.any(possible, axis=1), current_ps)[:, None]
+    possible &= _considered(np.any(possible, axis=0), current_workers)
+    speeds, candidates = np.where(possible, grid.speeds, -np.inf), possible.copy()
+    best = np.maximum.accumulate(np.maximum.accumulate(speeds, axis=0), axis=1)
+    candidates[1:] &= speeds[1:] > best[:-1]
+    candidates[:, 1:] &= speeds[:, 1:] > best[:, :-1]
+    if grid.current is not None:
+        candidates[current_ps, current_workers] = possible[current_ps, current_workers]
     return candidates
 
 
-def _slices(grid_of: Ints, grids: int) -> list[slice]:
-    """Slice of the sizes of each grid, where ``grid_of`` is ascending."""
-    ends = np.searchsorted(grid_of, np.arange(grids), side="right").tolist()
-    return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _thinned(kept: Ints, grid_of: Ints, is_current: Bools, grids: int) -> Ints:
-    """Of the indices of kept sizes, at most ``_MAX_SIZES`` for each grid, among them that of the current size."""
-    thinned = []
-    for sizes in _slices(grid_of[kept], grids):
-        of_grid = kept[sizes]
-        current = np.flatnonzero(is_current[of_grid]) if len(of_grid) > _MAX_SIZES else ()
-        thinned.append(of_grid[_spread(len(of_grid), *current)])
-    return np.concatenate(thinned)
-
-
-@lru_cache(maxsize=256)
-def _spread(count: int, included: int = 0) -> Ints:
-    """At most ``_MAX_SIZES`` of the numbers below ``count``, spread evenly: the first, the last, and ``included``."""
-    if count <= _MAX_SIZES:
-        return np.arange(count)
-    numbers = np.linspace(0, count - 1, _MAX_SIZES).round().astype(np.int64)
-    if included not in numbers:
-        numbers[1 + np.abs(numbers[1:-1] - included).argmin()] = included
-    return numbers
-
-
-def _maybe_undominated(speeds: Floats, ps_for_worker: Ints) -> Bools:
-    """Sizes that a cheap check does not find dominated, so that fewer are left to be compared pair by pair.
-
-    They are faster than all sizes with no more workers and no more PSs, and no slower than those with one worker fewer
-    and ``ps_for_worker`` more PSs, which take no more than that worker.
+def _considered(possible: Bools, current: int | None) -> Bools:
+    """Counts of a role that are considered: of many possible ones the least, the current, and a geometric progression.
 
     Parameters
     ----------
-    speeds
-        ``speeds[grid, ps, workers]``, as is the result.
-    ps_for_worker
-        Shape (G,).
+    possible
+        Whether any size with each count is possible, shape (counts,); as is the result.
+    current
+        The count that the job has now.
     """
-    best = np.maximum.accumulate(np.maximum.accumulate(speeds, axis=1), axis=2)
-    undominated = np.ones(speeds.shape, dtype=np.bool_)
-    undominated[:, 1:] = speeds[:, 1:] > best[:, :-1]
-    undominated[:, :, 1:] &= speeds[:, :, 1:] > best[:, :, :-1]
-    max_ps = speeds.shape[1] - 1
-    more_ps = np.minimum(np.arange(max_ps + 1) + np.minimum(ps_for_worker, max_ps)[:, None], max_ps)
-    undominated[:, :, 1:] &= speeds[:, :, 1:] >= best[np.arange(len(speeds))[:, None], more_ps, :-1]
-    return undominated
+    counts = np.flatnonzero(possible)
+    if len(counts) <= _MAX_COUNTS:
+        return possible
+    progression = np.geomspace(max(counts[0], 1), counts[-1], _MAX_COUNTS).round()
+    considered = np.zeros_like(possible)
+    considered[counts[np.searchsorted(counts, progression)]] = considered[counts[0]] = True
+    if current is not None:
+        considered[current] = True
+    return considered
 
 
-def _compact(amounts: Ints) -> NDArray[np.integer[Any]]:
-    """Convert numbers to 16 bits where they fit, which are compared faster."""
-    return amounts.astype(np.int16) if amounts.max(initial=0) < _INT16_END else amounts
-
-
-def _dominated(amounts: NDArray[np.integer[Any]]) -> Bools:
-    """Whether an earlier (faster) size takes at most as much of every resource; shape (R, sizes) -> (sizes,)."""
-    no_less = np.greater_equal.outer(amounts[0], amounts[0])
-    for taken in amounts[1:]:
-        no_less &= np.greater_equal.outer(taken, taken)
+def _dominated(taken: Ints) -> Bools:
+    """Whether an earlier (faster) size takes at most as much of every resource; shape (sizes, R) -> (sizes,)."""
+    no_less = np.ones((len(taken), len(taken)), dtype=np.bool_)
+    for amounts in taken.T:
+        no_less &= amounts[:, None] >= amounts
     # The first size in a row is the size itself, unless an earlier one dominates it.
-    dominated: Bools = no_less.argmax(axis=1) < np.arange(len(no_less))
+    dominated: Bools = no_less.argmax(axis=1) < np.arange(len(taken))
     return dominated
+
+
+def _thinned(kept: Ints, is_current: Bools) -> Ints:
+    """At most ``_MAX_SIZES`` of the indices of kept sizes, spread evenly: the first, the last, and the current size."""
+    if len(kept) <= _MAX_SIZES:
+        return kept
+    places = np.linspace(0, len(kept) - 1, _MAX_SIZES).round().astype(np.int64)
+    current = is_current[kept].argmax()  # 0, which is among the places, if there is none
+    if current not in places:
+        places[1 + np.abs(places[1:-1] - current).argmin()] = current
+    return kept[places]
 
 
 def _speed_at_base(grid: SizeGrid) -> float:
@@ -296,35 +174,6 @@ def _speed_at_base(grid: SizeGrid) -> float:
     workers, ps = grid.base
     inside = ps < grid.speeds.shape[0] and workers < grid.speeds.shape[1]
     return float(grid.speeds[ps, workers]) if inside and any(grid.base) else 0.0
-
-
-def _considered(possible: Bools, other: int, current: Sequence[int | None]) -> Bools:
-    """Counts of a role that are considered: of many possible ones the least, the current, and a geometric progression.
-
-    Parameters
-    ----------
-    possible
-        Whether each size is possible, shape (G, P, W).
-    other
-        Axis of the counts of the other role.
-    current
-        The count that each job has now.
-
-    Returns
-    -------
-    Shape (G, counts).
-    """
-    considered: Bools = np.any(possible, axis=other)
-    for index, kept in enumerate(current):
-        counts = np.flatnonzero(considered[index])
-        if len(counts) > _MAX_COUNTS:
-            progression = np.geomspace(max(counts[0], 1), counts[-1], _MAX_COUNTS).round()
-            considered[index] = False
-            considered[index, counts[np.searchsorted(counts, progression)]] = True
-            considered[index, counts[0]] = True
-            if kept is not None:
-                considered[index, kept] = True
-    return considered
 
 
 def _shares(amounts: Ints, capacity: Ints) -> Floats:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dl2d.policies.dl2.pareto_frontier import FrontierArrays, ParetoFrontier, SizeGrid, pareto_frontiers
+from dl2d.policies.dl2.pareto_frontier import FrontierArrays, SizeGrid, pareto_frontiers
 
 
 def a_grid(rng: np.random.Generator) -> SizeGrid:
@@ -56,17 +56,6 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
     return kept
 
 
-def equal(one: ParetoFrontier, other: ParetoFrontier) -> bool:
-    return (
-        all(
-            np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "log_speed")
-            for name in ("sizes", "log_speed", "need", "capacity")
-        )
-        and one.best_share == other.best_share
-        and one.from_nothing == other.from_nothing
-    )
-
-
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_a_frontier_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int) -> None:
@@ -85,18 +74,6 @@ def test_a_frontier_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int)
         assert made.from_nothing == (grid.base == (0, 0))
         if made.from_nothing:
             assert made.log_speed[0] == pytest.approx(np.log(1e-3 * rates[0]))
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), count=st.integers(1, 100))
-def test_frontiers_made_together_are_those_made_one_by_one(seed: int, count: int) -> None:
-    rng = np.random.default_rng(seed)
-    few = [a_grid(rng) for _ in range(4)]
-    grids = [replace(few[int(place)], speeds=few[place].speeds * rng.random()) for place in rng.integers(0, 4, count)]
-    for grid, together in zip(grids, pareto_frontiers(grids), strict=True):
-        (alone,) = pareto_frontiers([grid])
-        assert (alone is None) == (together is None)
-        assert alone is None or together is None or equal(alone, together)
 
 
 @pytest.mark.parametrize("length", [26, 60])
