@@ -171,7 +171,7 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
     #: begun to run.
     time_limit_at: float = 0.0
-    #: Id by which users know a task of a job array (``12_3``); empty for other jobs.
+    #: Id of a task of a job array for users (``12_3``); empty for other jobs.
     array_id: str = ""
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
@@ -187,6 +187,11 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Of the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
     priority: int = 0
     yields: Yields = Yields.NEVER
+
+    @property
+    def shown_id(self) -> str:
+        """Id by which users know it."""
+        return self.array_id or self.handle
 
     @property
     def identity(self) -> RmIdentity:

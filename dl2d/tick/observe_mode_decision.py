@@ -20,7 +20,7 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
 
     ``scheduler`` is its name and version.
     """
-    reasons = {listed.array_id or listed.handle: listed.reason for listed in listing.jobs}
+    reasons = {listed.shown_id: listed.reason for listed in listing.jobs}
     held = snapshot.held()
     before = Counter((task.job, task.role) for task in snapshot.tasks if task.asked_at < snapshot.at)
     nodes: dict[JobKey, list[str]] = {job.key: [] for job in snapshot.jobs}

@@ -169,7 +169,7 @@ def _unknown_jobs(
     found = []
     for listed in listing.jobs:
         if listed.static is not None and not listed.tag:
-            key = JobKey(cluster, listed.array_id or listed.handle, listed.submitted)
+            key = JobKey(cluster, listed.shown_id, listed.submitted)
             handle_key = JobKey(cluster, listed.handle, listed.submitted)
             if key not in live_keys and handle_key not in live_keys:
                 found.append((key, handle_key, listed))
@@ -225,7 +225,7 @@ def find_listed(jobs: Iterable[Job], listing: RmListing) -> dict[JobKey, RmJob]:
     """What the listing has of each job, by its id, or else by its anchor; of several records one that has not ended."""
     # Of records of one job the last one counts.
     ordered = sorted(listing.jobs, key=lambda listed: not listed.state.ended)
-    by_id = {(listed.array_id or listed.handle, listed.submitted): listed for listed in ordered}
+    by_id = {(listed.shown_id, listed.submitted): listed for listed in ordered}
     by_handle = {listed.handle: listed for listed in ordered}
     listed_jobs = {}
     for job in jobs:

@@ -27,7 +27,7 @@ from dl2d_slurm.queue_listing import (
     parse_nodes,
     records,
     watched_fields,
-    with_held,
+    with_ending_jobs,
 )
 from dl2d_slurm.sbatch_options import AnchorOptions
 
@@ -179,7 +179,7 @@ def test_strange_fields_are_reported_not_fatal(values: list[str]) -> None:
 def test_an_unknown_job_state_is_reported_and_keeps_its_room() -> None:
     parsed = parse_jobs(jobs_of(job_row(1, State="DANCING")), WORD)
     assert parsed.jobs[0].state is RmJobState.RUNNING
-    assert "DANCING" in parsed.strange[0]
+    assert "DANCING" in parsed.unknown[0]
 
 
 def test_partitions_have_their_nodes_and_longest_time() -> None:
@@ -269,7 +269,7 @@ def test_slurms_spelling_of_types_is_kept_for_submissions() -> None:
 )
 def test_an_ending_job_still_holds_its_room(row: dict[str, object], room: dict[str, float]) -> None:
     parsed = parse_jobs(jobs_of(job_row(1, State="COMPLETING", **row), job_row(2)), WORD)
-    nodes = with_held(parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes, parsed)
+    nodes = with_ending_jobs(parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes, parsed)
     assert nodes[0].used == Resources.of(room)
     assert nodes[1].used == Resources()
 
@@ -285,14 +285,14 @@ def test_an_ending_job_still_holds_its_room(row: dict[str, object], room: dict[s
 )
 def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: str, used: dict[str, float]) -> None:
     row = job_row(1, State=state, Comment=comment, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
-    nodes = with_held(parse_nodes(nodes_of(node_row("n1")), WORD).nodes, parse_jobs(jobs_of(row), WORD))
+    nodes = with_ending_jobs(parse_nodes(nodes_of(node_row("n1")), WORD).nodes, parse_jobs(jobs_of(row), WORD))
     assert nodes[0].used == Resources.of(used)
 
 
 def test_what_runs_is_not_counted_twice() -> None:
     row = job_row(1, State="RUNNING", Comment=TAG, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
     nodes = parse_nodes(nodes_of(node_row("n1", CPUsState="3/5/0/8", AllocMem="1000")), WORD).nodes
-    assert with_held(nodes, parse_jobs(jobs_of(row), WORD))[0].used == Resources.of(cpu=3, memory=1000)
+    assert with_ending_jobs(nodes, parse_jobs(jobs_of(row), WORD))[0].used == Resources.of(cpu=3, memory=1000)
 
 
 def test_the_last_field_may_hold_the_separator() -> None:
@@ -326,7 +326,7 @@ def test_rooms_of_jobs_that_differ_in_one_field_are_told_apart(row: dict[str, ob
     rows = [job_row(1, **base), job_row(2, **{**base, **row, "NodeList": "n2"})]
     for _ in range(2):
         nodes = parse_nodes(nodes_of(node_row("n1"), node_row("n2", Gres="gpu:8")), WORD).nodes
-        used = [node.used for node in with_held(nodes, parse_jobs(jobs_of(*rows), WORD))]
+        used = [node.used for node in with_ending_jobs(nodes, parse_jobs(jobs_of(*rows), WORD))]
         assert used == [Resources.of(cpu=1, memory=100, gpu=1), Resources.of(room)]
 
 

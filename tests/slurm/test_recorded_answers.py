@@ -16,7 +16,7 @@ from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, 
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
-from dl2d_slurm.queue_listing import new_word
+from dl2d_slurm.queue_listing import new_terminator
 from dl2d_slurm.settings import SlurmSettings
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -37,7 +37,7 @@ def release(request: pytest.FixtureRequest) -> str:
 def listing(release: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> RmListing:
     recorded = json.loads((RECORDED / f"commands-{release}.json").read_text())
     answers = {tuple(each["argv"]): Answer(each["status"], "".join(each["stdout"]), "") for each in recorded["answers"]}
-    word = new_word()
+    word = new_terminator()
 
     def answered(_: Commands, *argv: str, **options: object) -> Answer:
         answer = answers.get(tuple(part.replace(word, "WORD") for part in argv))
@@ -46,7 +46,7 @@ def listing(release: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> R
 
     monkeypatch.setattr(Commands, "run", answered)
     for module in ("manager", "excluded_nodes"):
-        monkeypatch.setattr(f"dl2d_slurm.{module}.new_word", lambda: word)
+        monkeypatch.setattr(f"dl2d_slurm.{module}.new_terminator", lambda: word)
     given = SlurmSettings.parse({"backend": "command", **settings})
     with closing(SlurmManager(given, clock=lambda: recorded["at"], environ={})) as manager:
         return manager.listing()

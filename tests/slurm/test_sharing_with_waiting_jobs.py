@@ -42,6 +42,16 @@ def test_which_jobs_get_whole_nodes_by_squeue_of_slurm_26_05_and_before(claims_o
     assert claim.whole == whole
 
 
+@pytest.mark.parametrize(
+    ("handle", "array_id", "shown"),
+    [(12, "10_3", "10_3"), (12, "12_9", "12"), (12, "12_[3-4]", "12"), (12, "12", "12")],
+)
+def test_a_claim_has_an_id_that_its_user_knows(claims_of, handle: int, array_id: str, shown: str) -> None:
+    """A task of an array has a JobID of its own once it has started, and keeps it when it is requeued."""
+    claims = claims_of(pending(handle, JobArrayID=array_id))
+    assert {claim.handle for claim in claims} == {shown}
+
+
 def test_a_job_that_waits_for_room_is_a_claim_with_all_that_squeue_tells(claims_of) -> None:
     row = pending(
         812,

@@ -24,8 +24,9 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.settings import Backend
 from dl2d_slurm.slurmrestd_job_fields import job_description, job_fields
-from dl2d_slurm.submission_backends import Backend, chosen_backend
+from dl2d_slurm.submission_backends import chosen_backend
 
 #: Recorded: status and body by release, version of the API, and what was asked.
 ANSWERS = json.loads((Path(__file__).parent / "slurmrestd_answers.json").read_text())

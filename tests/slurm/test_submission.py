@@ -18,7 +18,7 @@ from dl2d_slurm.commands import Commands
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.submission import NODE_VARIABLES, options, script
+from dl2d_slurm.submission import NODE_VARIABLES, batch_script, sbatch_arguments
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=60)
 NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True).filter(
@@ -35,21 +35,21 @@ def run(text: str) -> bytes:
 @given(st.lists(TEXT, max_size=5))
 def test_words_of_the_command_arrive_unchanged(words: list[str]) -> None:
     launch = Launch(("/usr/bin/printf", "%s\\0", *words, "end"), "/")
-    assert run(script(task(launch=launch))).decode().split("\0") == [*words, "end", ""]
+    assert run(batch_script(task(launch=launch))).decode().split("\0") == [*words, "end", ""]
 
 
 @settings(max_examples=50)
 @given(st.dictionaries(NAMES, TEXT, max_size=5))
 def test_values_of_variables_arrive_unchanged(env: dict[str, str]) -> None:
     launch = Launch(("/usr/bin/env", "-0"), "/", tuple(env.items()))
-    found = dict(line.split("=", 1) for line in run(script(task(launch=launch))).decode().split("\0") if line)
+    found = dict(line.split("=", 1) for line in run(batch_script(task(launch=launch))).decode().split("\0") if line)
     assert {name: found.get(name) for name in env} == env
     assert found.keys() - env.keys() <= NODE_VARIABLES | {"DL2_STOPPED_STATUS"}
 
 
 @given(st.lists(TEXT, min_size=1, max_size=5), st.dictionaries(NAMES, TEXT, max_size=5))
 def test_nothing_of_the_users_comes_before_the_first_command(words: list[str], env: dict[str, str]) -> None:
-    text = script(task(launch=Launch(tuple(words), "/", tuple(env.items()))))
+    text = batch_script(task(launch=Launch(tuple(words), "/", tuple(env.items()))))
     assert text.startswith("#!/bin/sh\n:\n")
     assert "\r" not in text
 
@@ -62,12 +62,12 @@ def test_variables_that_belong_to_the_node_are_left_to_it() -> None:
         ("UID", "0"),
         ("A", "1"),
     )
-    exports = [line for line in script(task(launch=Launch(("true",), "/", env))).splitlines() if "export" in line]
+    exports = [line for line in batch_script(task(launch=Launch(("true",), "/", env))).splitlines() if "export" in line]
     assert exports == ["export A=1", "export DL2_STOPPED_STATUS=0"]
 
 
 def test_the_output_of_a_task_is_moved_to_the_folder_of_its_job(tmp_path: Path) -> None:
-    text = script(task(launch=Launch(("/bin/echo", "late"), "/")))
+    text = batch_script(task(launch=Launch(("/bin/echo", "late"), "/")))
     output = tmp_path / "dl2-12-worker-1.out"
     with output.open("w") as file:
         subprocess.run(["/bin/sh"], input=text, stdout=file, cwd=tmp_path, text=True, timeout=30, check=True, env={})
@@ -89,13 +89,13 @@ def test_the_output_of_a_task_is_moved_to_the_folder_of_its_job(tmp_path: Path) 
 )
 def test_what_no_script_can_hold_is_rejected(launch: Launch) -> None:
     with pytest.raises(Rejected):
-        script(task(launch=launch))
+        batch_script(task(launch=launch))
 
 
 def chosen(**more: object) -> list[str]:
     given = {"settings": SlurmSettings(), "spelling": {}, "as_owner": True, "anchor": AnchorOptions()}
     wanted = {key: more.pop(key) for key in list(more) if key in given}
-    return options(task(**more), **{**given, **wanted})  # type: ignore[arg-type]
+    return sbatch_arguments(task(**more), **{**given, **wanted})  # type: ignore[arg-type]
 
 
 #: Text of any kind for an option's value, as an anchor's user or Slurm may write it.

@@ -1,3 +1,3 @@
-"""The Slurm resource manager of dl2d, through Slurm's own commands; see docs/slurm.md."""
+"""The Slurm resource manager of dl2d, by Slurm's commands and, if so configured, slurmrestd; see docs/slurm.md."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
 _MAX_ASK_SECONDS: Final = 3600.0
 #: After so many the daemon's health says how old the limits are.
-_FAILURES_SAID: Final = 2
+_MIN_FAILURES_REPORTED: Final = 2
 #: How long a listing waits for the answer.
 _ANSWER_SECONDS: Final = 10.0
 
@@ -100,13 +100,7 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
         elif fields.get("Partition"):
             partitions[fields["UserName"], fields["Account"]].add(fields["Partition"])
     found = [
-        replace(limit, other_partitions=frozenset(partitions[fields["UserName"], fields["Account"]]))
-        if limit.user and not limit.partition
-        else limit
-        if limit.user
-        else replace(limit, accounts=_below(fields["Account"], children))
-        for fields in associations
-        for limit in _of_association(fields)
+        _with_scope(limit, fields, children, partitions) for fields in associations for limit in _of_association(fields)
     ]
     for line in lines:
         if line.startswith("QOS="):
@@ -117,6 +111,23 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
 def _fields(line: str) -> dict[str, str]:
     # Of a field that a line has twice the first counts: what follows may be a comment.
     return dict(reversed(_FIELD.findall(line)))
+
+
+def _with_scope(
+    limit: AssociationLimit,
+    fields: Mapping[str, str],
+    children: Mapping[str, Sequence[str]],
+    partitions: Mapping[tuple[str, str], Collection[str]],
+) -> AssociationLimit:
+    """The limit of an association; that of an account holds in those below it, too.
+
+    That of a user does not hold in partitions in which the user has another association in the account.
+    """
+    if not limit.user:
+        return replace(limit, accounts=_below(fields["Account"], children))
+    if limit.partition:
+        return limit
+    return replace(limit, other_partitions=frozenset(partitions.get((fields["UserName"], fields["Account"]), ())))
 
 
 def _below(account: str, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
@@ -134,7 +145,7 @@ def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
         f"user {user} in account {account}" if user else f"account {account}",
         accounts=frozenset((account,)), user=user, partition=fields.get("Partition", ""),
     )  # fmt: skip
-    # The maximum of jobs of an account is that of each of its users, of which the users' own records tell.
+    # MaxJobs of an account holds for each user, and users' own records repeat it.
     for name in ("GrpTRES", "GrpJobs", *(("MaxJobs",) if user else ())):
         yield from _limits(name, fields.get(name, ""), scope)
 
@@ -191,9 +202,9 @@ class AssociationLimits:
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
-        #: Failures in a row, and when Slurm told last.
+        #: Failures in a row, and when Slurm answered last.
         self._failures = 0
-        self._told: float | None = None
+        self._answered_at: float | None = None
 
     def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
         """What the limits leave to elastic jobs besides their tasks that run.
@@ -208,8 +219,8 @@ class AssociationLimits:
             for limit in self._limits.get(user, ()):
                 if not (ids := anchors.of(limit)):
                     continue
-                ours = anchors.held(ids, limit)
-                left = {name: most - limit.used[name] - ours.get(name, 0.0) for name, most in limit.amounts.items()}
+                held = anchors.held(ids, limit)
+                left = {name: most - limit.used[name] - held.get(name, 0.0) for name, most in limit.amounts.items()}
                 if left.pop("jobs", 1.0) <= 0:
                     left = dict.fromkeys(resources, 0.0)
                 if left:
@@ -218,9 +229,9 @@ class AssociationLimits:
 
     def outdated(self, now: float) -> tuple[str, ...]:
         """That the limits are old, where Slurm has not told them twice in a row."""
-        if self._failures < _FAILURES_SAID:
+        if self._failures < _MIN_FAILURES_REPORTED:
             return ()
-        age = "not known" if self._told is None else f"{(now - self._told) / 60:.0f} minutes old"
+        age = "not known" if self._answered_at is None else f"{(now - self._answered_at) / 60:.0f} minutes old"
         return (f"Slurm's limits of associations and QOS are {age}: scontrol show assoc_mgr fails; the log says why",)
 
     def _ask(self, anchors: _Anchors, now: float) -> None:
@@ -237,10 +248,10 @@ class AssociationLimits:
         limits = defaultdict(list)
         for limit in parse_limits(answer.stdout, anchors.users):
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
-            ours = anchors.held(anchors.of(limit), limit)
-            used = {name: max(0.0, used - ours.get(name, 0.0)) for name, used in limit.used.items()}
+            held = anchors.held(anchors.of(limit), limit)
+            used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._failures, self._told = limits, 0, now
+        self._limits, self._failures, self._answered_at = limits, 0, now
 
 
 class _Anchors:
@@ -250,7 +261,7 @@ class _Anchors:
         self._ids: dict[str, dict[AnchorOptions, list[str]]] = {}
         self._handles: dict[str, str] = {}
         for job in jobs.jobs:
-            anchor = job.array_id or job.handle
+            anchor = job.shown_id
             if anchor not in jobs.options:
                 continue
             given = jobs.options[anchor]

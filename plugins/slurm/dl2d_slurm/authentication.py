@@ -1,16 +1,16 @@
-"""Who submitted a job: checked with munge and asked of Slurm, once for each job that registers."""
+"""Who sent a registration or an API request, checked with munge, and what Slurm knows of a job that registers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
-from dl2d_slurm.command_output_values import owner_of, seconds
+from dl2d_slurm.command_output_values import exclusive_kind, owner_of, timestamp
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.partitions import is_exclusive
-from dl2d_slurm.queue_listing import OWNER_FIELDS, TIMES_AS_SECONDS, array_id, format_option, new_word, records
+from dl2d_slurm.queue_listing import OWNER_FIELDS, array_id, query_jobs
 from dl2d_slurm.sbatch_options import own_options, refuse_options, remarks
 from dl2d_slurm.slurm_states import job_state
 
@@ -29,6 +29,14 @@ _MUNGE_WORDS = {
     16: "it is from the future (are the nodes' clocks in step?)",
     17: "it was used before",
 }
+
+#: Partitions whose jobs all get nodes of their own, and those that give each node to the jobs of one user. The second
+#: forms are those of Slurm 26.05.
+_EXCLUSIVE_PARTITION = re.compile(
+    r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
+)
+_EXCLUSIVE_USER_PARTITION = re.compile(r"^PartitionName=(\S+) .*\b(?:ExclusiveUser=YES|Exclusive=USER)\b", re.MULTILINE)
+_LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 
 
 def proven_uid(
@@ -74,29 +82,27 @@ def proven_uid(
     return int(fields["UID"])
 
 
-def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
-    """What Slurm knows of a job that user ``uid`` says is his: two queries.
+def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
+    """What Slurm knows of a job that user ``uid`` says is theirs.
 
     Raises
     ------
     NotFound
-        There is no such job, or it has ended.
+        There is no such job, it has ended, or it has no batch script.
     Denied
-        It is somebody else's.
+        It belongs to another user.
     Rejected
-        It does not run, its user gave options to sbatch that its tasks could not have, or its AdminComment is too long.
+        It does not run, its user gave options to sbatch that its tasks could not have, or its batch script or
+        AdminComment is too long.
+    Unavailable
+        Slurm does not answer, or its answer lacks what is needed.
     """
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
-    word = new_word()
-    answer = commands.run(
-        *("squeue", "--noheader", "--all", "--states=all", f"--jobs={rm_id}", format_option(OWNER_FIELDS, word)),
-        more=TIMES_AS_SECONDS,
-    )
+    answer, records = query_jobs(commands, OWNER_FIELDS, (rm_id,))
     if answer.status != 0:
         raise failure(f"Slurm job {rm_id}", answer)
-    listed = (record for record in records(answer.stdout, OWNER_FIELDS, word) if not isinstance(record, str))
-    found = next((record for record in listed if record["JobID"] == rm_id), None)
+    found = next((record for record in records if record["JobID"] == rm_id), None)
     if found is None:
         raise NotFound(f"Slurm knows no job {rm_id}")
     owner = owner_of(found)
@@ -111,11 +117,11 @@ def anchor(commands: Commands, rm_id: str, uid: int, *, cluster: str) -> Anchor:
         raise Rejected(
             f"Slurm job {rm_id} does not run ({found['State']}): start dl2-run in the batch script of a job that runs"
         )
-    submitted = seconds(found["SubmitTime"])
+    submitted = timestamp(found["SubmitTime"])
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     script = _script(commands, rm_id)
-    refuse_options(found, script, exclusive=is_exclusive(commands, found))
+    refuse_options(found, script, exclusive=_user_asked_for_exclusive_nodes(commands, found))
     return Anchor(
         key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
@@ -142,3 +148,21 @@ def _script(commands: Commands, rm_id: str) -> str:
     if isinstance(error, Rejected):
         raise NotFound(f"Slurm job {rm_id} has no batch script (start it with sbatch)", said=error.said)
     raise error
+
+
+def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str]) -> bool:
+    """Whether the user of a job asked for nodes that other jobs, or those of other users, do not share.
+
+    False if the partition or select/linear gives every job nodes of its own, which is asked only if it has such nodes.
+    """
+    kind = exclusive_kind(record)
+    if not kind:
+        return False
+    partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
+    config = commands.run("scontrol", "show", "config")
+    if partitions.status != 0 or config.status != 0:
+        return False
+    exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
+    if kind in ("USER", "MCS"):
+        exclusive.update(_EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
+    return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None

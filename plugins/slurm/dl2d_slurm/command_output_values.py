@@ -16,13 +16,15 @@ _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _PARENTHESES = re.compile(r"\([^()]*\)")
-_LIMIT: Final = re.compile(r"(?:(\d{1,6})-)?(\d{1,4})(?::(\d{1,2}))?(?::(\d{1,2}))?")
+#: A time span as Slurm reads and writes it; its numbers are arguments of ``time_span``.
+TIME_SPAN: Final = re.compile(r"(?:([0-9]{1,10})-)?([0-9]{1,10})(?::([0-9]{1,10}))?(?::([0-9]{1,10}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
 _YEAR: Final = 365 * 86_400.0
-#: Maximum length of a node list that is read, of one that no user can write, and of the number of names in both. A user
-#: may have Slurm keep a list that names the same nodes again and again.
+#: Maximum length of a node list that is read: a user may have Slurm keep one that names the same nodes again and again.
 _MAX_LIST: Final = 16_384
+#: Maximum length of one that no user can write.
 MAX_ADMIN_LIST: Final = 1_000_000
+#: Maximum number of names in either.
 _MAX_HOSTS: Final = 20_000
 #: What stands between the names: users, not Slurm, write blanks and commas without a name.
 _SEPARATORS: Final = re.compile(r"[,\s]+")
@@ -32,7 +34,7 @@ _HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
 
 #: Fields of squeue that say with whom a job does not share its nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
-WHOLE_NODE_FIELDS: Final = ("OverSubscribe", "Exclusive")
+EXCLUSIVE_FIELDS: Final = ("OverSubscribe", "Exclusive")
 
 
 def owner_of(record: Mapping[str, str]) -> Owner | None:
@@ -43,9 +45,9 @@ def owner_of(record: Mapping[str, str]) -> Owner | None:
         user=record["UserName"],
         uid=int(record["UserID"]),
         gid=int(record["GroupID"]),
-        account=present(record["Account"]),
-        partition=present(record["Partition"]),
-        qos=present(record["QOS"]),
+        account=value_or_empty(record["Account"]),
+        partition=value_or_empty(record["Partition"]),
+        qos=value_or_empty(record["QOS"]),
     )
 
 
@@ -62,7 +64,7 @@ def time_span(days: str | None, *parts: str | None) -> int:
 
 
 def exclusive_kind(record: Mapping[str, str]) -> str:
-    """Who does not share a job's nodes with it, by a record of squeue with ``WHOLE_NODE_FIELDS``; "" for nobody.
+    """Who does not share a job's nodes with it, by a record of squeue with ``EXCLUSIVE_FIELDS``; "" for nobody.
 
     ``NODE`` and ``TOPO``: any other job; ``USER``: other users' jobs; ``MCS``: those with other labels.
     """
@@ -74,7 +76,7 @@ def exclusive_kind(record: Mapping[str, str]) -> str:
 
 
 def has_whole_nodes(record: Mapping[str, str]) -> bool:
-    """Whether no other job gets anything of a job's nodes, by a record of squeue with ``WHOLE_NODE_FIELDS``."""
+    """Whether no other job gets anything of a job's nodes, by a record of squeue with ``EXCLUSIVE_FIELDS``."""
     return exclusive_kind(record) in ("NODE", "TOPO")
 
 
@@ -101,19 +103,19 @@ def count(text: str) -> int | None:
     return round(float(match[1]) * _FACTORS[match[2].upper()]) if match and len(text) < 20 else None
 
 
-def seconds(text: str) -> int:
+def timestamp(text: str) -> int:
     """A time in seconds since 1970, 0 where there is none."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else 0
 
 
-def present(text: str) -> str:
+def value_or_empty(text: str) -> str:
     """The text, or "" where Slurm writes a word for nothing."""
     return "" if text in _ABSENT else text
 
 
 def limit_seconds(text: str) -> float | None:
     """A time limit as squeue shows it: ``30:00``, ``2:00:00``, ``1-12:00:00``; None for none."""
-    match = _LIMIT.fullmatch(text)
+    match = TIME_SPAN.fullmatch(text)
     if match is None:
         return None
     total = float(time_span(*match.groups()))

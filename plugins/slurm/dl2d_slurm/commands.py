@@ -31,6 +31,8 @@ _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
 #: Maximum number of job ids in one call, well below the limit on the length of a command line.
 MAX_IDS: Final = 500
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
+#: Names of environment variables that shells can set.
+VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_SHOWN = 2000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: File mode mask of commands. sbatch hands it on to the job: the user's files, not the daemon's.
@@ -80,9 +82,9 @@ class Commands:
     ) -> Answer:
         """Run a command to its end, within other seconds than usual if given; its exit status is the caller's to judge.
 
-        ``overloaded_if_late``: whether it does not end in time only where slurmctld has too much to do. Commands about
-        one user may wait for the name service, and those with long answers for something else: of these, what they say
-        before they are killed counts.
+        ``overloaded_if_late``: whether a timeout counts as an overload of slurmctld. Commands about one user may wait
+        for the name service, and those with long answers for something else: of these, what they say before they are
+        killed counts.
 
         Raises
         ------
@@ -117,7 +119,7 @@ class Commands:
             overloaded = overloaded_if_late or is_overloaded(said)
             raise Unavailable(f"{argv[0]} did not answer within {limit:g} s", said=_short(said)) from None
         else:
-            # Commands that were told to wait, and did, end well.
+            # A rate-limited command retries and exits 0; its message still counts as an overload.
             stderr = done.stderr.decode("utf-8", "replace")
             overloaded = is_overloaded(stderr)
         finally:

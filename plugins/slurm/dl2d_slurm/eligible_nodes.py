@@ -12,12 +12,12 @@ from typing import Final, TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
 from dl2d_slurm.command_output_values import has_unread_list, hosts
-from dl2d_slurm.partitions import Partition
+from dl2d_slurm.partitions import Partition, largest_limit
 from dl2d_slurm.reservations import Reservation
 from dl2d_slurm.sbatch_options import AnchorOptions
 
 _TOKEN: Final = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
-_MAX_NAMES = 5
+_MAX_REASONS = 5
 _MAX_SHOWN = 200
 #: Maximum length of an expression that is read, and the maximum number of its features, operators and parentheses.
 _MAX_LENGTH: Final = 4096
@@ -47,19 +47,18 @@ class Eligibility:
     def of(self, job: AnchorOptions, limit: float | None = None) -> EligibleNodes | None:
         """The nodes that a job, or the tasks of one, may use; None for all.
 
-        They end with the job, and at their own time limit: ``limit`` in seconds, or the largest that its partitions
-        allow.
+        Assumes that tasks end at the job's own end or after the smaller of ``limit``, in seconds, and the largest
+        partition limit, whichever is first.
         """
-        limits = [self._partitions[name].max_seconds for name in job.partition.split(",") if name in self._partitions]
-        most = max((math.inf if each is None else each for each in limits), default=math.inf)
+        most = largest_limit(job.partition.split(","), self._partitions)
         end = min(job.ends or math.inf, self._at + min(most, math.inf if limit is None else limit))
         keeping_out = tuple(
             each for each in self._reservations if each.name not in job.reservations and each.keeps_out(self._at, end)
         )
-        like = job.partition, job.features, job.exclude, job.reservation, keeping_out
-        if like not in self._found:
-            self._found[like] = self._find(job, keeping_out)
-        return self._found[like]
+        key = job.partition, job.features, job.exclude, job.reservation, keeping_out
+        if key not in self._found:
+            self._found[key] = self._find(job, keeping_out)
+        return self._found[key]
 
     @cached_property
     def _by_feature(self) -> Mapping[str, frozenset[str]]:
@@ -106,8 +105,8 @@ def _cut(text: str) -> str:
 
 
 def _joined(reasons: Collection[str]) -> str:
-    shown = list(reasons)[:_MAX_NAMES]
-    more = f"; and {len(reasons) - _MAX_NAMES} other reasons" if len(reasons) > _MAX_NAMES else ""
+    shown = list(reasons)[:_MAX_REASONS]
+    more = f"; and {len(reasons) - _MAX_REASONS} other reasons" if len(reasons) > _MAX_REASONS else ""
     return "; ".join(shown) + more
 
 

@@ -13,12 +13,13 @@ import structlog
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
 from dl2d_slurm.commands import MAX_IDS, Commands, configured, failure
-from dl2d_slurm.observed_jobs import TASKS, SlurmStaticJobRule
 from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, parse_job
+from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
 
 log = structlog.get_logger(__name__)
 
-#: Fields of sacct, each with the name of the same field of squeue. Any of the last four may hold any text.
+#: Fields of sacct, each with its name in records: that of the same field of squeue, except ``requested``, which squeue
+#: lacks. The last three may hold any text.
 _FIELDS: Final = (
     *(("JobIDRaw", "JobID"), ("JobID", "JobArrayID"), ("State", "State"), ("Submit", "SubmitTime")),
     *(("Start", "StartTime"), ("End", "EndTime"), ("ExitCode", "exit_code"), ("User", "UserName"), ("UID", "UserID")),
@@ -42,14 +43,16 @@ _RETRY_SECONDS, _GIVE_UP_SECONDS = 60.0, 3600.0
 
 
 class Accounting:
-    """Finds ended jobs with at most one sacct in a snapshot, and with none while slurmctld still lists them.
+    """Finds ended static jobs with at most one sacct in a listing, and with none while slurmctld still lists them.
+
+    Final states of tasks take one sacct for each ``MAX_IDS`` handles.
 
     Parameters
     ----------
     commands
         Runs sacct and scontrol.
     rules
-        Which jobs are training jobs; without rules no static jobs are asked for.
+        Which jobs are static jobs; without rules none are asked for.
     """
 
     def __init__(self, commands: Commands, rules: Sequence[SlurmStaticJobRule]) -> None:

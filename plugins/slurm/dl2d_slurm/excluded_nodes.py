@@ -6,14 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dl2d_slurm.commands import Commands
-from dl2d_slurm.queue_listing import excluded_option, new_word, parse_excluded
+from dl2d_slurm.queue_listing import excluded_option, new_terminator, parse_excluded
 
 
-class Phase(NamedTuple):
-    """Time in which the answer on a job holds: as long as it runs.
+class AnswerValidity(NamedTuple):
+    """Key of a cached answer: asked again after a requeue and when the job starts.
 
-    Users may change the nodes of jobs that wait; a requeued job has a new submit time. While a job waits the answer is
-    used, too, though it may be out of date.
+    Users may change the nodes of jobs that wait, so an answer that is used while a job waits may be out of date.
     """
 
     submitted: int
@@ -25,8 +24,8 @@ class ExcludedNodes:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        #: One dictionary for good: jobs are submitted and authenticated beside a listing.
-        self._known: dict[str, tuple[Phase, str]] = {}
+        #: Never replaced, since other threads update it.
+        self._known: dict[str, tuple[AnswerValidity, str]] = {}
 
     def __contains__(self, job: str) -> bool:
         return job in self._known
@@ -36,21 +35,23 @@ class ExcludedNodes:
         known = self._known.get(job)
         return "" if known is None else known[1]
 
-    def ask(self, jobs: Mapping[str, Phase]) -> None:
-        """Ask squeue once for each phase of a job. Of one that is gone it stays unknown.
+    def ask(self, jobs: Mapping[str, AnswerValidity]) -> None:
+        """Ask squeue for the nodes of jobs whose cached answers are not valid. Of a job that is gone it stays unknown.
 
         Raises
         ------
         ResourceManagerError
             squeue does not answer. What was known before holds until it does.
         """
-        new = sorted(job for job, phase in jobs.items() if self._known.get(job, (None, ""))[0] != phase)
+        new = sorted(job for job, validity in jobs.items() if self._known.get(job, (None, ""))[0] != validity)
         if not new:
             return
-        word = new_word()
-        answer = self._commands.run("squeue", "--noheader", "--all", f"--jobs={','.join(new)}", excluded_option(word))
+        terminator = new_terminator()
+        answer = self._commands.run(
+            "squeue", "--noheader", "--all", f"--jobs={','.join(new)}", excluded_option(terminator)
+        )
         if answer.status == 0:
-            found = parse_excluded(answer.stdout, word)
+            found = parse_excluded(answer.stdout, terminator)
             self._known |= {job: (jobs[job], found.get(job) or found.get(job.partition("_")[0], "")) for job in new}
 
     def forget_all_but(self, jobs: Collection[str]) -> None:

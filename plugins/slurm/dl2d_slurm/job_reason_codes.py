@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from dl2d_slurm.command_output_values import present
+from dl2d_slurm.command_output_values import value_or_empty
 
 
 class WaitsFor(Enum):
@@ -46,7 +46,7 @@ class WaitingReason:
     limit: SiteLimit | None = None
 
 
-#: Names of limits: of associations, then of qualities of service.
+#: Names of limits: of associations, of qualities of service, and last of a job alone (``_OF_JOB_ALONE``).
 _LIMITS: Final = """
 AssocGrpBB AssocGrpBBMinutes AssocGrpBBRunMinutes AssocGrpBilling AssocGrpBillingMinutes AssocGrpBillingRunMinutes
 AssocGrpCPUMinutesLimit AssocGrpCPURunMinutesLimit AssocGrpCpuLimit AssocGrpEnergy AssocGrpEnergyMinutes
@@ -88,7 +88,7 @@ AccountNotAllowed AccountingPolicy MaxMemPerLimit QOSNotAllowed
 #: Names of limits that each job meets or not, whatever others have, beside those with one of these parts in them.
 _OF_JOB_ALONE: Final = frozenset({"AccountNotAllowed", "AccountingPolicy", "MaxMemPerLimit", "QOSNotAllowed"})
 _JOB_ALONE_PARTS: Final = ("QOSMin", "PerJob", "PerNode", "TimeLimit")
-#: Parts of a limit's name by what they limit.
+#: The limited resource, by part of a limit's name.
 _LIMITED: Final = {"GRES": "gres", "CPU": "cpu", "MEM": "memory"}
 
 
@@ -154,7 +154,7 @@ _NAME: Final = re.compile(r"([A-Za-z]+)(?:[,:(].*)?", re.DOTALL)
 
 #: Beginnings of the other reasons that may be the node's fault: how the last run ended, and what prepares the node.
 _OF_NODE: Final = (
-    *("None", "Prolog", "Cleaning", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory", "RaisedSignal"),
+    *("Prolog", "Cleaning", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory", "RaisedSignal"),
     *("SystemFailure", "MpiPortsBusy", "NvidiaImexChannels", "BurstBuffer", "burst_buffer", "Burst buffer "),
     *("Block", "Power", "MaxPoweredUpNodes", "InactiveLimit", "TimeLimit", "launch fail", "user env retrieval failed"),
 )
@@ -165,7 +165,7 @@ _UNKNOWN_LIMIT: Final = re.compile(r"(?:Assoc|QOS)[A-Z][A-Za-z]*")
 @lru_cache(4096)
 def waiting_reason(text: str) -> WaitingReason | None:
     """What the reason of a job that waits means, as squeue shows it; None for one that no table has."""
-    if not present(text):
+    if not value_or_empty(text):
         return _OTHER
     name = _NAME.fullmatch(text)
     if name is not None and name[1] in WAITING_REASONS:
@@ -183,7 +183,7 @@ def says_nothing_of_node(reason: str) -> bool:
     """Whether a job that waits for this reason would wait on any other node, too: held, licences, begin time."""
     found = waiting_reason(reason)
     of_node = reason.startswith(_OF_NODE)
-    return found is not None and found.waits_for is WaitsFor.OTHER and bool(present(reason)) and not of_node
+    return found is not None and found.waits_for is WaitsFor.OTHER and bool(value_or_empty(reason)) and not of_node
 
 
 def site_limit(reason: str) -> SiteLimit | None:

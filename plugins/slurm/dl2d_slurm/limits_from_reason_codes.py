@@ -25,28 +25,28 @@ def with_limits(
     found: dict[tuple[object, ...], GrowthLimit] = {}
 
     def limit_of(job: RmJob) -> GrowthLimit | None:
-        limit, mark = site_limit(job.reason), parse_tag(job.tag)
-        if limit is None or mark is None:
+        limit, tag = site_limit(job.reason), parse_tag(job.tag)
+        if limit is None or tag is None:
             return None
-        own = options.get(job.array_id or job.handle, NO_OPTIONS)
+        own = options.get(job.shown_id, NO_OPTIONS)
         scope, of_qos = _scope(limit, own, job.user), "qos" in limit.shared
-        like = job.reason, scope or mark[0].id, of_qos and own.partition
-        if like not in found:
+        key = job.reason, scope or tag[0].id, of_qos and own.partition
+        if key not in found:
             partitions = set(own.partition.split(","))
             anchors = frozenset(
                 each.handle
                 for each in jobs
-                if (of := options.get(each.array_id or each.handle)) is not None
-                and (_scope(limit, of, each.user) == scope if scope else (each.array_id or each.handle) == mark[0].id)
+                if (of := options.get(each.shown_id)) is not None
+                and (_scope(limit, of, each.user) == scope if scope else each.shown_id == tag[0].id)
                 and (not of_qos or partitions & set(of.partition.split(",")))
             )
             left = {name: 0.0 for name in resources if _is_limited(name, limit)}
-            whose = ", ".join(f"{kind} {name}" for kind, name in scope) or f"job {mark[0].id}"
+            whose = ", ".join(f"{kind} {name}" for kind, name in scope) or f"job {tag[0].id}"
             if of_qos:
                 whose += f" in partition {own.partition}"
             why = f"{job.reason}, of the QOS of the job or its partition" if of_qos else job.reason
-            found[like] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({why})")
-        return found[like]
+            found[key] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({why})")
+        return found[key]
 
     return tuple(
         replace(job, limit=limit)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Task, parse_tag
-from dl2d.core.errors import ConfigError, NodeRefused, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import NodeRefused, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
     Capabilities,
-    EligibleNodes,
     ProbeStep,
     ResourceManager,
     RmIdentity,
@@ -31,43 +29,36 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.association_limits import AssociationLimits
-from dl2d_slurm.authentication import USER_SECONDS, anchor, proven_uid
+from dl2d_slurm.authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
-from dl2d_slurm.excluded_nodes import ExcludedNodes, Phase
+from dl2d_slurm.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.limits_from_reason_codes import with_limits
 from dl2d_slurm.partitions import Partition, partitions_of, task_minutes, task_partitions
 from dl2d_slurm.queue_listing import (
     JOB_FIELDS,
     LISTING_ENVIRONMENT,
     NODE_FIELDS,
-    TIMES_AS_SECONDS,
+    Jobs,
+    Nodes,
     format_option,
-    new_word,
+    new_terminator,
     parse_jobs,
     parse_nodes,
     watched_fields,
-    with_held,
+    with_ending_jobs,
 )
 from dl2d_slurm.reachability_probe_job import probe
-from dl2d_slurm.reservations import (
-    RESERVATIONS_SECONDS,
-    Reservation,
-    parse_reservations,
-    reservation_claims,
-    with_reserved,
-)
+from dl2d_slurm.reservations import KnownReservations, reservation_claims, with_reserved
 from dl2d_slurm.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.sharing_with_waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
-from dl2d_slurm.slurmrestd import RestControl
-from dl2d_slurm.slurmrestd_job_fields import job_fields
 from dl2d_slurm.stopping import Stopper
-from dl2d_slurm.submission import NODE_REFUSED, check_fits, options, script
-from dl2d_slurm.submission_backends import PARALLEL_SUBMITS, Backend, CommandControl, JobControl, chosen_backend
+from dl2d_slurm.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
+from dl2d_slurm.submission_backends import PARALLEL_SUBMITS, job_control
 
 log = structlog.get_logger(__name__)
 
@@ -90,9 +81,8 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
 class SlurmManager:
     """Slurm through its commands or slurmrestd; implements ``dl2d.core.resource_manager.ResourceManager``.
 
-    All that it knows is in Slurm and in the store, whose tasks each tick tells it: those without a handle are found by
-    the mark in their comment. Only the deadlines of jobs that were asked to end are in memory; a thread keeps them
-    until ``close``.
+    No state has to survive a restart: tasks are found by handle or tag; deadlines of stops, caches and back-offs are in
+    memory. A thread cancels jobs at their deadlines until ``close``.
 
     Parameters
     ----------
@@ -128,7 +118,9 @@ class SlurmManager:
         self._timer, self._sleep = timer, sleep
         self._rate = RpcRate(settings.rpcs_per_minute, timer)
         self._commands = Commands(environment, settings.command_timeout_seconds, self._rate)
-        self._control = self._job_control(environment)
+        self._control = job_control(
+            settings, self._commands, self._rate, environment=environment, uid=self._uid, timer=timer
+        )
         self._stopper = Stopper(self._commands, self._control, timer)
         self._accounting = Accounting(self._commands, settings.watch)
         self._limits = AssociationLimits(self._commands)
@@ -138,15 +130,16 @@ class SlurmManager:
         self._tasks: Mapping[str, Task] = {}
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
-        #: Of the last listing, too.
-        self._anchors: Mapping[str, AnchorOptions] = {}
+        #: Options of each job that had not ended in the last listing, by the id that users know.
+        self._options_by_job: Mapping[str, AnchorOptions] = {}
         self._partitions: Mapping[str, Partition] = {}
         #: Of jobs with tasks, and of waiting jobs.
         self._excluded = ExcludedNodes(self._commands)
         self._site_options = site_options(settings.sbatch_options)
-        #: Known reservations, and when they were asked for.
-        self._reservations: Sequence[Reservation] = ()
-        self._asked_reservations = -math.inf
+        #: Maximum time limit of task jobs by the settings; None for any.
+        minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
+        self._max_task_seconds = None if minutes is None else 60.0 * minutes
+        self._reservations = KnownReservations(self._commands)
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
         #: is not used again.
@@ -155,7 +148,7 @@ class SlurmManager:
         self._cluster = settings.cluster
 
     def capabilities(self) -> Capabilities:
-        """Asks ``sinfo --version``, the backend whether it works, and the controller for its configuration."""
+        """See ``ResourceManager``. Checks that the backend can be used, too."""
         self._control.check()
         answer = self._commands.run("sinfo", "--version")
         if answer.status != 0 or not answer.stdout.split():
@@ -174,10 +167,7 @@ class SlurmManager:
         )
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
-        """One squeue and one sinfo, whatever the number of jobs; before them, one scancel if a grace is over.
-
-        After them one sacct, where slurmctld may have forgotten jobs that ended after ``ended_since``.
-        """
+        """See ``ResourceManager``. docs/slurm.md has the table of what is asked of Slurm, and when."""
         if tasks is not None:
             before, self._tasks = self._tasks, {task.handle or task.tag: task for task in tasks}
             self._last = self._last if self._tasks.keys() == before.keys() else None
@@ -197,81 +187,94 @@ class SlurmManager:
     def _new_listing(self, now: float, ended_since: float | None) -> RmListing:
         """Ask Slurm; of accounting the jobs that ended after ``ended_since``, if that is given."""
         last_change = self._last_change
-        word = new_word()
-        # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
-        # which does no harm. The other way round it would count as started on a node that still looks free.
-        rules = self._settings.watch
-        fields = watched_fields() if rules else JOB_FIELDS
-        # Each task of an array that waits is a job of its own.
-        arrays = ("--array",) if rules else ()
-        answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, word))
-        sharing = self._settings.sharing
-        jobs = parse_jobs(
-            answer, word, fields=fields, rules=rules, sharing=sharing, partition=self._settings.partition,
-            tasks=self._tasks,
-        )  # fmt: skip
-        # Jobs of other partitions may wait for the same nodes.
-        answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, word))
-        nodes = parse_nodes(answer, word, [name for name in self._settings.partition.split(",") if name])
-        self._spelling = nodes.spelling
-        self._capacities = {node.name: node.capacity for node in nodes.nodes}
-        self._anchors, self._partitions = jobs.options, nodes.partitions
+        jobs, nodes = self._ask_jobs_and_nodes()
         waiting = highest_priority(jobs.waiting)
-        phases = {
-            job.array_id or job.handle: Phase(job.submitted, job.state is RmJobState.PENDING)
-            for job in jobs.jobs
-            if not job.state.ended
-        }
-        self._excluded.forget_all_but(phases)
-        marks = (parse_tag(job.tag) for job in jobs.jobs if job.tag and not job.state.ended)
-        with_tasks = {mark[0].id for mark in marks if mark is not None and mark[0].id in jobs.options}
-        asked = with_tasks | {job.id for job in waiting}
-        self._ask_excluded_of_listed(
-            {job: phase for job, phase in phases.items() if job in asked or job in self._excluded}
-        )
-        if not jobs.unreadable:
-            self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
-        incomplete = (*jobs.unreadable, *nodes.unreadable)
-        for remark in (*jobs.strange, *nodes.strange, *incomplete):
-            self._report_once(remark)
-        ended: tuple[RmJob, ...] = ()
-        ended_until = now
-        if ended_since is not None:
-            listed = {(job.handle, job.submitted) for job in jobs.jobs}
-            ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
-        # One that is ending may still be given tasks, until its coordinator counts as silent.
-        running = {
-            job.handle: self._options_of(job.array_id or job.handle) for job in jobs.jobs if job.state.holds_resources
-        }
-        reservations = self._ask_reservations(now) if running or waiting else ()
+        self._ask_excluded_of_listed(jobs, waiting)
+        ended, ended_until = self._ask_ended(jobs, ended_since, now)
+        # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.
+        anchors = {job.handle: self._options_of(job.shown_id) for job in jobs.jobs if job.state.holds_resources}
+        reservations = self._reservations.at(now, self._capacities) if anchors or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
+        eligible = {handle: eligibility.of(given, self._max_task_seconds) for handle, given in anchors.items()}
+        sharing = self._settings.sharing
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
-        # Tasks name the id by which their anchor's user knows it, which in an array is not its handle.
-        handles = {job.array_id or job.handle: job.handle for job in jobs.jobs}
-        anchors = {handles.get(anchor, anchor): options.partition for anchor, options in jobs.options.items()}
+        seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
+        seen_jobs = self._withheld_room.with_refused_tasks(
+            with_limits(jobs.jobs, jobs.options, resources), jobs.waiting_tasks, seen_nodes
+        )
+        partitions = {
+            job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
+        }
         held = [(partition, room) for _, partition, room in jobs.tasks]
-        seen_nodes = with_held(with_reserved(nodes, reservations, running.values(), now), jobs)
-        seen_jobs = with_limits(jobs.jobs, jobs.options, resources)
+        unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
             now,
             seen_nodes,
-            (*self._withheld_room.refused(seen_jobs, jobs.waiting_tasks, seen_nodes), *ended),
+            (*seen_jobs, *ended),
             ended_until,
-            incomplete,
+            jobs.unreadable + nodes.unreadable,
             growth_limits=(
-                *share_limits(nodes.nodes, anchors, held, nodes.partitions, sharing),
-                *(self._limits.growth_limits(jobs, resources, now) if running else ()),
+                *share_limits(nodes.nodes, partitions, held, nodes.partitions, sharing),
+                *(self._limits.growth_limits(jobs, resources, now) if anchors else ()),
             ),
             claims=(
                 *claims([self._with_excluded(job) for job in waiting], eligibility.of),
-                *reservation_claims(reservations, running, now),
+                *reservation_claims(reservations, anchors, now),
                 *standing_claims(nodes.partitions, sharing),
             ),
-            eligible_nodes=self._eligible_nodes(eligibility, running),
-            remarks=(*(self._limits.outdated(now) if running else ()), *(jobs.strange + nodes.strange)[:_MAX_REMARKS]),
+            eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
+            remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),
         )
         self._last = listing if last_change is self._last_change else None
         return listing
+
+    def _ask_jobs_and_nodes(self) -> tuple[Jobs, Nodes]:
+        """Ask squeue and sinfo, and note what starts, stops and later listings need of the answers."""
+        rules, partition = self._settings.watch, self._settings.partition
+        fields = watched_fields() if rules else JOB_FIELDS
+        # Each task of an array that waits is a job of its own.
+        arrays = ("--array",) if rules else ()
+        terminator = new_terminator()
+        # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
+        # which does no harm. The other way round it would count as started on a node that still looks free.
+        answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, terminator))
+        jobs = parse_jobs(
+            answer, terminator, fields=fields, rules=rules, sharing=self._settings.sharing, partition=partition,
+            tasks=self._tasks,
+        )  # fmt: skip
+        # Jobs of other partitions may wait for the same nodes.
+        answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, terminator))
+        nodes = parse_nodes(answer, terminator, [name for name in partition.split(",") if name])
+        self._spelling = nodes.spelling
+        self._capacities = {node.name: node.capacity for node in nodes.nodes}
+        self._options_by_job, self._partitions = jobs.options, nodes.partitions
+        if not jobs.unreadable:
+            self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
+        for remark in (*jobs.unknown, *nodes.unknown, *jobs.unreadable, *nodes.unreadable):
+            self._report_once(remark)
+        return jobs, nodes
+
+    def _ask_excluded_of_listed(self, jobs: Jobs, waiting: Iterable[WaitingJob]) -> None:
+        """Ask for the nodes that jobs with tasks, and jobs that wait for room, exclude.
+
+        If squeue does not answer, the next listing asks again.
+        """
+        unended = [job for job in jobs.jobs if not job.state.ended]
+        validity = {job.shown_id: AnswerValidity(job.submitted, job.state is RmJobState.PENDING) for job in unended}
+        self._excluded.forget_all_but(validity)
+        tags = (parse_tag(job.tag) for job in unended if job.tag)
+        asked = {tag[0].id for tag in tags if tag is not None} & jobs.options.keys()
+        asked |= {job.shown_id for job in waiting}
+        try:
+            self._excluded.ask({id_: key for id_, key in validity.items() if id_ in asked or id_ in self._excluded})
+        except ResourceManagerError as error:
+            log.warning("which nodes jobs exclude stays as it was known until the next tick", error=str(error))
+
+    def _ask_ended(self, jobs: Jobs, since: float | None, now: float) -> tuple[tuple[RmJob, ...], float]:
+        """Static jobs that ended after ``since``, if that is given, and are not listed; and the time up to which."""
+        if since is None:
+            return (), now
+        return self._accounting.ended_jobs(since, now, {(job.handle, job.submitted) for job in jobs.jobs})
 
     def start_allowance(self) -> StartAllowance:
         """See ``RateLimitedManager``."""
@@ -282,7 +285,7 @@ class SlurmManager:
         return self._rate.statistics()
 
     def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
-        """See ``AccountingManager``. One sacct for up to 500 jobs; empty if Slurm has no accounting."""
+        """See ``AccountingManager``. Empty if Slurm has no accounting."""
         return self._accounting.final_states([handle for handle in handles if handle.isascii() and handle.isdecimal()])
 
     def _ask(self, *argv: str) -> str:
@@ -298,23 +301,28 @@ class SlurmManager:
             log.warning("unexpected answer from Slurm", remark=remark)
 
     def submit(self, task: TaskSpec) -> str:
-        """One sbatch. After ``Unavailable`` the job may exist all the same: look for its tag in a listing."""
+        """See ``ResourceManager``. After ``Unavailable`` the job may exist: look for its tag in a listing."""
         if not self._capacities:
             self.listing()
         check_fits(task, self._capacities)
         task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
-        if task.job.id in self._anchors and task.job.id not in self._excluded:
-            self._excluded.ask({task.job.id: Phase(task.job.submitted, waits=False)})
+        if task.job.id in self._options_by_job and task.job.id not in self._excluded:
+            self._excluded.ask({task.job.id: AnswerValidity(task.job.submitted, waits=False)})
         inherited = self._options_of(task.job.id)
         chosen = task_partitions(task.owner.partition, self._settings.partition)
         names = partitions_of(chosen, task.node, self._partitions)
-        argv = options(
+        # What is left of its anchor's, where that is known.
+        minutes = (
+            task_minutes(inherited.ends, self._clock(), self._max_task_seconds, names, self._partitions)
+            if inherited.ends
+            else ""
+        )
+        argv = sbatch_arguments(
             task, self._settings, self._spelling,
-            as_owner=as_owner, partition=",".join(names),
-            time_limit=self._time_limit(inherited, names), anchor=inherited,
+            as_owner=as_owner, partition=",".join(names), time_limit=str(minutes), anchor=inherited,
         )  # fmt: skip
-        text = script(task)
+        text = batch_script(task)
         self._submit_rate.take()
         try:
             answer = self._control.submit(argv, text)
@@ -336,7 +344,7 @@ class SlurmManager:
 
         They may have changed since the job registered, as after it was requeued.
         """
-        anchor = self._anchors.get(task.job.id)
+        anchor = self._options_by_job.get(task.job.id)
         if anchor is None:
             return task.owner
         return replace(task.owner, partition=anchor.partition, account=anchor.account, qos=anchor.qos)
@@ -345,75 +353,32 @@ class SlurmManager:
         """See to it that neither the last listing nor one that is being read is given out again."""
         self._last_change, self._last = object(), None
 
-    def _eligible_nodes(
-        self, eligibility: Eligibility, running: Mapping[str, AnchorOptions]
-    ) -> dict[str, EligibleNodes]:
-        """The nodes that tasks of jobs may use, by the handles of their anchors; without those that may use all."""
-        limit = self._max_task_seconds()
-        found = ((handle, eligibility.of(anchor, limit)) for handle, anchor in running.items())
-        return {handle: eligible for handle, eligible in found if eligible is not None}
-
-    def _ask_reservations(self, now: float) -> Sequence[Reservation]:
-        """The reservations: asked with each listing while there are any, else once a minute."""
-        if self._reservations or not 0 <= now - self._asked_reservations < RESERVATIONS_SECONDS:
-            asked = ("scontrol", "--oneliner", "show", "reservation")
-            try:
-                answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
-                if answer.status != 0:
-                    raise failure("scontrol show reservation failed", answer)
-            except ResourceManagerError as error:
-                log.warning("reservations stay those of the last answer", error=str(error))
-            else:
-                cpus = {name: capacity.get("cpu") for name, capacity in self._capacities.items()}
-                self._reservations, self._asked_reservations = parse_reservations(answer.stdout, cpus), now
-        return self._reservations
-
     def _options_of(self, job: str) -> AnchorOptions:
         """Options of a job's anchor that its tasks get, as far as they are known, and those of the settings."""
-        known = self._anchors.get(job, NO_OPTIONS)
+        known = self._options_by_job.get(job, NO_OPTIONS)
         if excluded := self._excluded.of(job):
             known = structs.replace(known, exclude=excluded)
         return structs.replace(known, **self._site_options) if self._site_options else known
 
-    def _ask_excluded_of_listed(self, jobs: Mapping[str, Phase]) -> None:
-        """Ask for nodes that listed jobs exclude. If squeue does not answer, the next listing asks again."""
-        try:
-            self._excluded.ask(jobs)
-        except ResourceManagerError as error:
-            log.warning("which nodes jobs exclude stays as it was known until the next tick", error=str(error))
-
     def _with_excluded(self, job: WaitingJob) -> WaitingJob:
         """A waiting job with the nodes that it excludes, as far as they are known."""
-        excluded = self._excluded.of(job.id)
+        excluded = self._excluded.of(job.shown_id)
         return replace(job, options=structs.replace(job.options, exclude=excluded)) if excluded else job
 
-    def _max_task_seconds(self) -> float | None:
-        """Maximum time limit of task jobs by the settings; None for any."""
-        given = self._settings.time_limit
-        minutes = time_limit_minutes(given) if given else None
-        return None if minutes is None else 60.0 * minutes
-
-    def _time_limit(self, anchor: AnchorOptions, partitions: Sequence[str]) -> str:
-        """Time limit of a task job that is submitted now: what is left of its anchor's; empty if that is not known."""
-        if not anchor.ends:
-            return ""
-        most = self._max_task_seconds()
-        return str(task_minutes(anchor.ends, self._clock(), most, partitions, self._partitions))
-
     def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
-        """One squeue, then one scancel for those that wait and one for those that run; see ``Stopper``."""
+        """See ``ResourceManager`` and ``Stopper``."""
         self._last = None
         self._stopper.cancel_due()
         self._stopper.stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
-        """One unmunge, two squeues of this job, one scontrol for the script; the first time one more for the name."""
+        """See ``ResourceManager``. The proof is a munge credential with the payload ``dl2d:<job id>``."""
         self._rate.check_registrations()
         socket = self._settings.munge_socket
         uid = proven_uid(self._commands, proof, f"dl2d:{rm_id}", subject=f"job {rm_id}", socket=socket)
         with self._rate.registration(uid):
-            found = anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
-            self._excluded.ask({found.key.id: Phase(found.key.submitted, waits=False)})
+            found = authenticate_anchor(self._commands, rm_id, uid, cluster=self._cluster_name())
+            self._excluded.ask({found.key.id: AnswerValidity(found.key.submitted, waits=False)})
         # The next tick starts its tasks by its anchor's options, which a listing from before it started lacks.
         self._void_listing()
         own = found.owner.partition
@@ -424,7 +389,7 @@ class SlurmManager:
         return replace(found, owner=replace(found.owner, partition=partition), remarks=tuple(remarks))
 
     def authenticate_user(self, credential: str, payload: str) -> int:
-        """One unmunge; see ``UserAuthenticator``."""
+        """See ``UserAuthenticator``; the credential is munge's."""
         return proven_uid(
             self._commands, credential, payload, subject="this request to this daemon",
             socket=self._settings.munge_socket, seconds=USER_SECONDS,
@@ -432,27 +397,10 @@ class SlurmManager:
         )  # fmt: skip
 
     def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:
-        """See ``ProbeManager``. One sbatch, one squeue of the job each second, and one scancel if it does not end."""
+        """See ``ProbeManager``."""
         return probe(
             self._commands, self._control, self._settings, runner, user, seconds, timer=self._timer, sleep=self._sleep
         )
-
-    def _job_control(self, environment: Mapping[str, str]) -> JobControl:
-        settings = self._settings
-        backend, why = chosen_backend(settings.backend, settings.slurmrestd, self._uid)
-        log.info("backend of Slurm", backend=backend, why=why)
-        if backend is Backend.COMMAND:
-            return CommandControl(self._commands)
-        if not settings.slurmrestd:
-            raise ConfigError("resource_manager.slurm.slurmrestd: backend: rest needs the address of slurmrestd")
-        try:
-            job_fields(settings.sbatch_options)
-        except Rejected as error:
-            raise ConfigError(f"resource_manager.slurm.sbatch_options: {error}") from None
-        return RestControl(
-            settings.slurmrestd, self._commands, self._rate,
-            time_limit=settings.command_timeout_seconds, environment=environment, timer=self._timer,
-        )  # fmt: skip
 
     def _cluster_name(self) -> str:
         if not self._cluster:

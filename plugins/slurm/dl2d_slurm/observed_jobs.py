@@ -1,47 +1,26 @@
-"""Jobs of users who know nothing of dl2d: which of them train, as a site's rules say, and what squeue tells of them."""
+"""Static jobs: training jobs that are not dl2d's, recognised by the site's rules (setting ``watch``), from squeue."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Annotated, Final
+from typing import Final
 
-from dl2d.core.input_validation import Text
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
-from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
-from dl2d_slurm.command_output_values import hosts, limit_seconds, owner_of, present
+from dl2d_slurm.command_output_values import hosts, limit_seconds, owner_of, value_or_empty
+from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
 
 #: What is asked of squeue beside the rest where there are rules.
 WATCH_FIELDS: Final = (
     *("StartTime", "TimeLimit", "NumNodes", "NumTasks", "tres-per-task", "tres-per-job"),
     *("Partition", "UserID", "GroupID", "Account", "QOS"),
 )
-#: ``SlurmStaticJobRule.size`` of a rule that counts tasks.
-TASKS: Final = "tasks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmStaticJobRule(StaticJobRule):
-    """Slurm jobs that count as training one type of model."""
-
-    partition: Words
-    #: Pattern as in a shell; ``*`` matches any.
-    comment: Words = "*"
-    #: What counts as a worker: a task, or a unit of a resource (``gpu``).
-    size: Annotated[str, Text(64, SIZE, "tasks or a resource such as gpu")] = TASKS
-
-    def matches(self, partition: str, name: str, comment: str) -> bool:
-        """Whether a job is one of these; a job that waits may name several partitions."""
-        named = self.partition in partition.split(",")
-        return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
 
 
 def static_job(
     record: Mapping[str, str], held: Resources, rules: Sequence[SlurmStaticJobRule], started: int
 ) -> StaticJob | None:
-    """What a record of squeue tells, by the first rule that matches the job; None where none does.
+    """The static job of a record of squeue, by the first rule that matches it; None where none does.
 
     Parameters
     ----------
@@ -52,7 +31,7 @@ def static_job(
     started
         Seconds since 1970; 0 for a job that has not run.
     """
-    partition, comment = record["Partition"], present(record["Comment"])
+    partition, comment = record["Partition"], value_or_empty(record["Comment"])
     rule = next((each for each in rules if each.matches(partition, record["Name"], comment)), None)
     tasks = int(record["NumTasks"]) if record["NumTasks"].isdecimal() else 0
     if rule is None or not tasks:

@@ -2,8 +2,8 @@
 
 Fields that people write themselves may hold any character, line breaks and our separator included: comments, job
 names and an admin's reason, but also types of generic resources (``--gres=gpu:a|b:1``), accounts and container names.
-So each field ends with a random word that is drawn anew for each query: nobody can write text that looks like another
-field or a record of its own.
+So each field ends with a terminator that is drawn at random for each query: nobody can write text that looks like
+another field or a record of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from msgspec.structs import replace
 from dl2d.core.cluster import ANCHOR, Node, NodeState, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, present, seconds
+from dl2d_slurm.command_output_values import count, hosts, limit_seconds, parse_gres, timestamp, value_or_empty
+from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
-from dl2d_slurm.observed_jobs import WATCH_FIELDS, SlurmStaticJobRule, static_job
+from dl2d_slurm.observed_jobs import WATCH_FIELDS, static_job
 from dl2d_slurm.partitions import Partition, task_partitions
 from dl2d_slurm.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
+from dl2d_slurm.settings import SharingRule, SlurmStaticJobRule
 from dl2d_slurm.sharing_with_waiting_jobs import (
     WAITING_FIELDS,
-    SharingRule,
     WaitingJob,
     each_task,
     priority,
@@ -56,7 +57,7 @@ TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 #: For listings; squeue shortens the numbers of an array's tasks that wait to 64 characters unless it is told otherwise.
 LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN": "4096"}
 
-#: Slurm takes digits at the beginning of what is to end a field as the field's width.
+#: Starts each terminator: squeue reads leading digits as the field's width.
 _SEPARATOR = "|"
 _EXCLUDED_FIELDS = ("JobID", "Excluded")
 #: Generic resources that a job asked for: for each node, for each task, or in all.
@@ -73,16 +74,16 @@ class Jobs:
     jobs: tuple[RmJob, ...]
     #: Node and room of each job that is ending and ran on one node.
     ending: tuple[tuple[str, Resources], ...] = ()
-    #: Those of each marked job that runs.
+    #: Those of each job with a tag that runs on one node and is not suspended.
     running: tuple[tuple[str, Resources], ...] = ()
     #: States and reasons that no table has, each once.
-    strange: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     #: Records that could not be read: jobs may be missing.
     unreadable: tuple[str, ...] = ()
     #: Options of each job that has not ended, by the id by which its user knows it; with the partitions that its tasks
     #: would have.
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
-    #: The anchor's id, the partition and what it holds, of each of dl2d's tasks.
+    #: The anchor's id, the partition and what it holds, of each of dl2d's tasks that holds resources.
     tasks: tuple[tuple[str, str, Resources], ...] = ()
     #: Jobs that wait for room, and are no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
@@ -103,7 +104,7 @@ class Nodes:
     features: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: Nodes that take no tasks only because they are reserved.
     reserved: frozenset[str] = frozenset()
-    strange: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -112,26 +113,26 @@ def watched_fields() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name")))
 
 
-def new_word() -> str:
-    """A word for one query, which nobody can guess; short, since an answer has it once for each field."""
+def new_terminator() -> str:
+    """A terminator for one query, which nobody can guess; short, since an answer has it once for each field."""
     return secrets.token_hex(6)
 
 
-def format_option(fields: Sequence[str], word: str) -> str:
-    """The ``--Format`` option for some fields; ``word-`` ends each field, and ``word`` the last one of a record."""
-    return "--Format=" + "-,".join(f"{name}:{_SEPARATOR}{word}" for name in fields)
+def format_option(fields: Sequence[str], terminator: str) -> str:
+    """The ``--Format`` option for some fields; ``terminator-`` ends each field but the last of a record."""
+    return "--Format=" + "-,".join(f"{name}:{_SEPARATOR}{terminator}" for name in fields)
 
 
-def excluded_option(word: str) -> str:
+def excluded_option(terminator: str) -> str:
     """The option that asks for each job's excluded nodes, for which ``--Format`` has no field."""
-    return f"--format=%i{_SEPARATOR}{word}-%x{_SEPARATOR}{word}"
+    return f"--format=%i{_SEPARATOR}{terminator}-%x{_SEPARATOR}{terminator}"
 
 
-def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, str] | str]:
+def records(text: str, fields: Sequence[str], terminator: str) -> Iterator[dict[str, str] | str]:
     """Cut an answer into records; text that is none comes as it is, and so does a record without its end."""
-    *pieces, remainder = re.split(f"{re.escape(_SEPARATOR + word)}(?!-)", text)
+    *pieces, remainder = re.split(f"{re.escape(_SEPARATOR + terminator)}(?!-)", text)
     for record in pieces:
-        values = record.split(f"{_SEPARATOR}{word}-")
+        values = record.split(f"{_SEPARATOR}{terminator}-")
         if len(values) == len(fields):
             yield {name: value.strip() for name, value in zip(fields, values, strict=True)}
         elif record.strip():
@@ -140,9 +141,21 @@ def records(text: str, fields: Sequence[str], word: str) -> Iterator[dict[str, s
         yield remainder.strip()
 
 
+def query_jobs(commands: Commands, fields: Sequence[str], ids: Iterable[str]) -> tuple[Answer, list[dict[str, str]]]:
+    """Ask squeue for fields of some jobs; returns its answer, and the records in it that can be read."""
+    terminator = new_terminator()
+    answer = commands.run(
+        *("squeue", "--noheader", "--all", "--states=all", f"--jobs={','.join(ids)}"),
+        format_option(fields, terminator),
+        more=TIMES_AS_SECONDS,
+    )
+    found = records(answer.stdout, fields, terminator)
+    return answer, [record for record in found if not isinstance(record, str)]
+
+
 def parse_jobs(
     text: str,
-    word: str,
+    terminator: str,
     *,
     fields: Sequence[str] = JOB_FIELDS,
     rules: Sequence[SlurmStaticJobRule] = (),
@@ -159,62 +172,62 @@ def parse_jobs(
     jobs: list[RmJob] = []
     ending: list[tuple[str, Resources]] = []
     running: list[tuple[str, Resources]] = []
-    strange: list[str] = []
+    unknown: list[str] = []
     unreadable: list[str] = []
     options: dict[str, AnchorOptions] = {}
-    #: By both ids, since a job may be listed twice, and tasks of an array have one.
+    #: By JobID and JobArrayID: waiting tasks of an array share a JobID.
     waiting: dict[tuple[str, str], WaitingJob] = {}
     held: list[tuple[str, str, str, Resources]] = []
-    for record in records(text, fields, word):
+    for record in records(text, fields, terminator):
         if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
             unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
             continue
-        if not record["State"] or not seconds(record["SubmitTime"]):
+        if not record["State"] or not timestamp(record["SubmitTime"]):
             unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
             continue
         job, placed = parse_job(record, rules)
         task = tasks.get(job.handle) or tasks.get(job.tag)
-        if task is not None and _is_task(job, task, present(record["ReqNodes"])):
+        if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"])):
             job = replace(job, tag=task.tag)
         else:
             task = None
         if not job_state(record["State"], placed=bool(placed))[1]:
-            strange.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
+            unknown.append(f"squeue: unknown job state {record['State'][:60]!r}, taken as {job.state}")
         if job.state is RmJobState.PENDING and waiting_reason(record["Reason"]) is None:
             taken = "nothing is concluded from it" if site_limit(record["Reason"]) is None else "taken as a limit"
-            strange.append(f"squeue: unknown reason {_first_words(record['Reason'])!r} of jobs that wait; {taken}")
+            unknown.append(f"squeue: unknown reason {_first_words(record['Reason'])!r} of jobs that wait; {taken}")
         # While files of an ended job are staged out of a burst buffer, others have its nodes already.
         if job.state is RmJobState.ENDING and len(placed) == 1 and record["State"] != "STAGE_OUT":
-            ending.append((job.node, _held(record)))
+            ending.append((job.node, _allocated_or_requested(record)))
         if job.state is RmJobState.RUNNING and len(placed) == 1 and job.tag and record["State"] != "SUSPENDED":
-            running.append((job.node, _held(record)))
+            running.append((job.node, _allocated_or_requested(record)))
         if job.tag and job.state.holds_resources:
-            job = replace(job, held=_held(record))
+            job = replace(job, held=_allocated_or_requested(record))
             if task is not None:
                 held.append((job.handle, task.job.id, record["Partition"], job.held))
         if not job.state.ended:
             # Of jobs with a tag, too: an anchor's user may write one into its comment.
             own = AnchorOptions.of(record)
             own = replace(own, partition=task_partitions(own.partition, partition))
-            options[job.array_id or job.handle] = own
+            options[job.shown_id] = own
             yields = sharing_rule(own.partition, sharing).yields
             job = replace(job, priority=priority(record), yields=yields)
         jobs.append(job)
         if job.state is RmJobState.PENDING:
-            waits = waiting_job(record, _held(record), job.array_id or job.handle)
+            waits = waiting_job(record, _allocated_or_requested(record), job.shown_id)
             if waits is not None:
                 waiting[job.handle, record["JobArrayID"]] = waits
     jobs = list(_without_forged_tags(jobs))
     running_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
-    ours = {job.handle: mark[0].id for job in jobs if (mark := parse_tag(job.tag)) is not None}
+    tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
     return Jobs(
-        tuple(jobs), tuple(ending), tuple(running), tuple(dict.fromkeys(strange)), tuple(unreadable), options,
-        tuple((anchor, name, room) for handle, anchor, name, room in held if handle in ours),
-        tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in ours),
+        tuple(jobs), tuple(ending), tuple(running), tuple(dict.fromkeys(unknown)), tuple(unreadable), options,
+        tuple((anchor, name, room) for handle, anchor, name, room in held if handle in tagged),
+        tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in tagged),
         {
             job.handle: (node, found.claim.demand)
             for job in jobs
-            if job.handle in ours and job.reason == "Resources"
+            if job.handle in tagged and job.reason == "Resources"
             and (found := waiting.get((job.handle, job.handle))) is not None
             for node in hosts(found.required)
         },
@@ -241,38 +254,38 @@ def _is_task(job: RmJob, task: Task, required: str) -> bool:
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
     """The job of one record, and the nodes that it has or had."""
-    placed = hosts(present(record["NodeList"]))
+    placed = hosts(value_or_empty(record["NodeList"]))
     state, _ = job_state(record["State"], placed=bool(placed))
     if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
-        # Nobody sends SIGTERM to himself: it was us, the user or an admin.
+        # Ended by SIGTERM: cancelled by dl2d, the user or an administrator.
         state = RmJobState.CANCELLED
     # Slurm gives a waiting job the start time that it plans, and one that was cancelled before it started a false one.
-    started = seconds(record["StartTime"]) if rules and placed and state is not RmJobState.PENDING else 0
+    started = timestamp(record["StartTime"]) if rules and placed and state is not RmJobState.PENDING else 0
     job = RmJob(
         handle=record["JobID"],
         state=state,
-        tag=_mark(record),
+        tag=_tag(record),
         user=record["UserName"],
         node=placed[0] if placed else "",
         reason=_reason(record, state),
-        submitted=seconds(record["SubmitTime"]),
+        submitted=timestamp(record["SubmitTime"]),
         requeues=count(record.get("RestartCnt", "")) or 0,
-        ended=float(seconds(record["EndTime"])) if state.ended else 0.0,
-        time_limit_at=float(seconds(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
+        ended=float(timestamp(record["EndTime"])) if state.ended else 0.0,
+        time_limit_at=float(timestamp(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
         array_id=array_id(record),
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
-        static=static_job(record, _held(record), rules, started) if rules else None,
+        static=static_job(record, _allocated_or_requested(record), rules, started) if rules else None,
     )
     return job, placed
 
 
 def array_id(record: Mapping[str, str]) -> str:
-    """Id by which users know a task of a job array (``12_3``); empty for other jobs."""
+    """Id of a task of a job array for users (``12_3``); empty for other jobs."""
     return record["JobArrayID"] if _ARRAY_TASK.fullmatch(record["JobArrayID"]) else ""
 
 
-def _held(record: Mapping[str, str]) -> Resources:
+def _allocated_or_requested(record: Mapping[str, str]) -> Resources:
     """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
     return _room(
         record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
@@ -301,17 +314,18 @@ def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
     amounts: dict[str, int] = {}
     for text, number in texts:
         times = count(number) or 1
-        for name, amount in parse_gres(present(text)).items():
+        for name, amount in parse_gres(value_or_empty(text)).items():
             amounts[name] = amounts.get(name, 0) + amount * times
     return amounts
 
 
-def with_held(nodes: Iterable[Node], jobs: Jobs) -> tuple[Node, ...]:
-    """Nodes with the room of ending jobs counted as used.
+def with_ending_jobs(nodes: Iterable[Node], jobs: Jobs) -> tuple[Node, ...]:
+    """Nodes with the room of ending jobs on one node counted as used.
 
     While the processes of a job are still being killed sinfo shows its room as free already, though Slurm gives it to
-    nobody until they are gone. A marked job that ran when squeue was asked, and had begun to end when sinfo was, holds
-    its room, too: what such jobs hold is the least that is used.
+    nobody until they are gone; squeue does not say what a job on several nodes holds on each. A job with a tag that ran
+    when squeue was asked, and had begun to end when sinfo was, holds its room, too: what such jobs hold is the least
+    that is used.
     """
     ending, running = _by_node(jobs.ending), _by_node(jobs.running)
     return tuple(
@@ -336,17 +350,17 @@ def _used(node: Node, ending: Resources, running: Resources) -> Resources:
 
 
 def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
-    """Anyone may write any comment on his own job: a mark counts only on jobs of the anchor's owner."""
+    """The jobs; anyone may write any comment on their own job, so a tag counts only on jobs of the anchor's owner."""
     jobs = tuple(jobs)
-    users = {job.array_id or job.handle: job.user for job in jobs}
+    users = {job.shown_id: job.user for job in jobs}
     for job in jobs:
-        mark = parse_tag(job.tag)
-        forged = mark is not None and users.get(mark[0].id, job.user) != job.user
+        tag = parse_tag(job.tag)
+        forged = tag is not None and users.get(tag[0].id, job.user) != job.user
         yield replace(job, tag="") if forged else job
 
 
 def _reason(record: Mapping[str, str], state: RmJobState) -> str:
-    reason = present(record["Reason"])
+    reason = value_or_empty(record["Reason"])
     if not state.ended:
         return reason
     if state is RmJobState.DONE:
@@ -375,29 +389,28 @@ def _exit(code: str) -> str:
 IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName")
 
 
-def parse_identities(text: str, word: str) -> dict[RmIdentity, str]:
-    """Ids that scancel takes for one job alone, by the jobs' identities without tags; what cannot be read is left out.
+def identities(found: Iterable[Mapping[str, str]]) -> dict[RmIdentity, str]:
+    """Ids that scancel takes for one job alone, by the jobs' identities without tags, from records.
 
     Users may change the tag at any time (``scontrol update comment=``), and the rest of an identity is unique. The last
     task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
     """
     return {
-        RmIdentity(record["JobID"], seconds(record["SubmitTime"]), record["UserName"], ""): (
+        RmIdentity(record["JobID"], timestamp(record["SubmitTime"]), record["UserName"], ""): (
             array_id(record) or record["JobID"]
         )
-        for record in records(text, IDENTITY_FIELDS, word)
-        if not isinstance(record, str)
+        for record in found
     }
 
 
-def _mark(record: Mapping[str, str]) -> str:
+def _tag(record: Mapping[str, str]) -> str:
     """The tag of a task in a job's comment. dl2d starts no anchors here, so that none has a tag."""
-    comment = present(record["Comment"])
-    mark = parse_tag(comment)
-    return comment if mark is not None and mark[1] != ANCHOR else ""
+    comment = value_or_empty(record["Comment"])
+    tag = parse_tag(comment)
+    return comment if tag is not None and tag[1] != ANCHOR else ""
 
 
-def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
+def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nodes:
     """Read sinfo's answer. A node that is in several partitions is listed several times and counts once.
 
     ``chosen`` are the partitions whose nodes dl2d sees; all if empty.
@@ -406,10 +419,10 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
     partitions: dict[str, tuple[list[str], str, str]] = {}
     features: dict[str, frozenset[str]] = {}
     reserved: set[str] = set()
-    strange: list[str] = []
+    unknown: list[str] = []
     unreadable: list[str] = []
     spelling: dict[str, str] = {}
-    for record in records(text, NODE_FIELDS, word):
+    for record in records(text, NODE_FIELDS, terminator):
         if isinstance(record, str) or not record["NodeList"]:
             unreadable.append(f"sinfo: cannot read {str(record)[:200]!r}")
             continue
@@ -419,17 +432,17 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
             continue
         found = node_state(record["StateLong"])
         if not found.known:
-            strange.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
+            unknown.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
         if record["StateLong"] in RESERVED:
             reserved.add(name)
-        features[name] = frozenset(present(record["features_act"]).split(","))
+        features[name] = frozenset(value_or_empty(record["features_act"]).split(","))
         gres = parse_gres(record["Gres"])
         spelling.update({key.lower(): key for key in gres})
         cpus = record["CPUsState"].split("/")
         if len(cpus) != 4 or count(cpus[3]) is None:
             unreadable.append(f"sinfo: cannot read the CPUs of {name} from {record['CPUsState'][:60]!r}")
             continue
-        why = present(record["Reason"])
+        why = value_or_empty(record["Reason"])
         remark = found.remark
         if why and found.state is not NodeState.UP:
             remark = f"{remark}: {why}" if remark else why
@@ -446,7 +459,7 @@ def parse_nodes(text: str, word: str, chosen: Collection[str] = ()) -> Nodes:
     }
     return Nodes(
         tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved),
-        tuple(dict.fromkeys(strange)),
+        tuple(dict.fromkeys(unknown)),
         tuple(unreadable),
     )  # fmt: skip
 
@@ -465,11 +478,11 @@ def _resources(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
     return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
 
 
-def parse_excluded(text: str, word: str) -> dict[str, str]:
+def parse_excluded(text: str, terminator: str) -> dict[str, str]:
     """Excluded nodes of each job in squeue's answer to ``excluded_option``."""
     # Tasks of an array that wait share a record: ``12_[3-9]``.
     return {
-        record["JobID"].partition("_[")[0]: present(record["Excluded"])
-        for record in records(text, _EXCLUDED_FIELDS, word)
+        record["JobID"].partition("_[")[0]: value_or_empty(record["Excluded"])
+        for record in records(text, _EXCLUDED_FIELDS, terminator)
         if not isinstance(record, str)
     }

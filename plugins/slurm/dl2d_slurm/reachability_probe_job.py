@@ -1,7 +1,7 @@
 """Probe: a small batch job that checks from a compute node that jobs find and reach the daemon.
 
-The job runs ``dl2-run --check-daemon`` and writes what that prints into its own comment, from which it is read: so the
-probe needs neither a shared folder nor the daemon.
+The job runs ``dl2-run --check-daemon`` and writes what that prints into its own comment. The result is read from the
+comment, so it comes back even if the daemon is unreachable.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dl2d.core.errors import NotFound, Unavailable
 from dl2d.core.resource_manager import ProbeStep
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import format_option, new_word, records
+from dl2d_slurm.queue_listing import query_jobs
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.slurm_states import job_state
+from dl2d_slurm.submission import basic_arguments
 from dl2d_slurm.submission_backends import JobControl
 
 _FIELDS = ("JobID", "State", "NodeList", "exit_code", "Reason", "Comment")
@@ -82,17 +83,16 @@ def probe(
 
 
 def _submit(control: JobControl, settings: SlurmSettings, runner: str, user: str, seconds: float) -> str:
-    owner: tuple[str, ...] = ()
+    owner: tuple[int, int] | None = None
     if user:
         try:
             entry = pwd.getpwnam(user)
         except KeyError:
             raise NotFound(f"there is no user {user}") from None
-        owner = (f"--uid={entry.pw_uid}", f"--gid={entry.pw_gid}")
+        owner = entry.pw_uid, entry.pw_gid
     chosen = [f"--partition={settings.partition}"] if settings.partition else []
     options = (
-        *("--parsable", *owner, "--chdir=/", "--export=ALL", "--propagate=NONE", "--no-requeue"),
-        *("--nodes=1", "--ntasks=1", "--cpus-per-task=1", f"--mem={settings.default_memory_mib or _MEMORY_MIB}M"),
+        *(*basic_arguments("/", owner), "--cpus-per-task=1", f"--mem={settings.default_memory_mib or _MEMORY_MIB}M"),
         *(f"--time={math.ceil(seconds / 60) + 1}", "--job-name=dl2d-probe", "--output=/dev/null", *chosen),
         *settings.sbatch_options,
     )
@@ -105,12 +105,9 @@ def _submit(control: JobControl, settings: SlurmSettings, runner: str, user: str
 
 def _look(commands: Commands, job: str) -> dict[str, str]:
     """What squeue says of the job; empty if it does not list it any more. Raises ``Unavailable``."""
-    word = new_word()
-    option = format_option(_FIELDS, word)
-    answer = commands.run("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", option)
+    answer, listed = query_jobs(commands, _FIELDS, (job,))
     if answer.status != 0 and isinstance(error := failure("squeue of a probe job", answer), Unavailable):
         raise error
-    listed = (record for record in records(answer.stdout, _FIELDS, word) if not isinstance(record, str))
     return next((record for record in listed if record["JobID"] == job), {})
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Claim
-from dl2d.core.resources import NO_RESOURCES
-from dl2d_slurm.command_output_values import MAX_ADMIN_LIST, count, hosts, present, seconds
-from dl2d_slurm.queue_listing import Nodes
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.command_output_values import MAX_ADMIN_LIST, count, hosts, timestamp, value_or_empty
+from dl2d_slurm.commands import Commands, failure
+from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, Nodes
 from dl2d_slurm.sbatch_options import AnchorOptions
+
+log = structlog.get_logger(__name__)
 
 #: How long before a reservation begins elastic jobs leave its nodes.
 LEAD_SECONDS = 600.0
@@ -44,6 +50,31 @@ class Reservation:
         return start < self.end and self.start < end
 
 
+class KnownReservations:
+    """The reservations: asked for with each listing while there are any, else once a minute."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._known: Sequence[Reservation] = ()
+        self._asked = -math.inf
+
+    def at(self, now: float, capacities: Mapping[str, Resources]) -> Sequence[Reservation]:
+        """The reservations as they are known at ``now``, seconds since 1970, given each node's capacity."""
+        if not self._known and 0 <= now - self._asked < RESERVATIONS_SECONDS:
+            return self._known
+        try:
+            asked = ("scontrol", "--oneliner", "show", "reservation")
+            answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+            if answer.status != 0:
+                raise failure("scontrol show reservation failed", answer)
+        except ResourceManagerError as error:
+            log.warning("reservations stay those of the last answer", error=str(error))
+        else:
+            cpus = {name: capacity.get("cpu") for name, capacity in capacities.items()}
+            self._known, self._asked = parse_reservations(answer.stdout, cpus), now
+        return self._known
+
+
 def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservation, ...]:
     """Read the answer of ``scontrol --oneliner show reservation``; ``cpus`` are those of each node.
 
@@ -56,14 +87,14 @@ def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservatio
 def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reservation]:
     for line in lines:
         fields = dict(_FIELD.findall(line))
-        nodes = frozenset(hosts(present(fields.get("Nodes", "")), MAX_ADMIN_LIST))
+        nodes = frozenset(hosts(value_or_empty(fields.get("Nodes", "")), MAX_ADMIN_LIST))
         flags = fields.get("Flags", "").split(",")
         reserved = _CPUS.search(fields.get("TRES", ""))
         whole = reserved is None or (count(reserved[1]) or 0) >= sum(cpus.get(node, 0) for node in nodes)
         if fields.get("ReservationName") and nodes and whole and "MAGNETIC" not in flags:
             yield Reservation(
-                fields["ReservationName"], nodes, seconds(fields.get("StartTime", "")),
-                seconds(fields.get("EndTime", "")), flexible="FLEX" in flags,
+                fields["ReservationName"], nodes, timestamp(fields.get("StartTime", "")),
+                timestamp(fields.get("EndTime", "")), flexible="FLEX" in flags,
             )  # fmt: skip
 
 

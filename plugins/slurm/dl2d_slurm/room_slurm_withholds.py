@@ -31,7 +31,7 @@ class WithheldRoom:
         #: Seconds by the tasks' handles.
         self._waited: dict[str, float] = {}
 
-    def refused(
+    def with_refused_tasks(
         self, jobs: Iterable[RmJob], waiting: Mapping[str, tuple[str, Resources]], nodes: Iterable[Node]
     ) -> tuple[RmJob, ...]:
         """The jobs of a listing; those tasks for which the node has had room for long count as refused there.

@@ -33,14 +33,15 @@ _MAX_LISTING_RPCS: Final = _LISTING_RPCS + _RPCS["squeue"] + 2 * _RPCS["scontrol
 _MAX_REGISTRATION_RPCS: Final = 2 * _RPCS["squeue"] + 3 * _RPCS["scontrol"]
 #: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute, or
 #: while they alone had less than their own part.
-_STARTS, _OWN_PART = 1 / 2, 1 / 6
-#: Registrations of a user wait when these alone had this part. It is less than ``_OWN_PART``, for other users' sake.
-_OF_USER: Final = 1 / 8
+_SHARED_SHARE, _RESERVED_SHARE = 1 / 2, 1 / 6
+#: Registrations of a user wait when these alone had this part, which is less than ``_RESERVED_SHARE``: some of that is
+#: left to other users.
+_USER_SHARE: Final = 1 / 8
 #: While no other user's jobs have tried to register in the last minute, they only wait when this part was sent in all:
-#: another one's then still find room in ``_STARTS``.
-_OF_LONE_USER: Final = _STARTS - _OF_USER
+#: another one's then still find room in ``_SHARED_SHARE``.
+_LONE_USER_SHARE: Final = _SHARED_SHARE - _USER_SHARE
 #: Listings may use this part, whatever else was sent up to the maximum.
-_LISTINGS: Final = 1 / 3
+_LISTING_SHARE: Final = 1 / 3
 _SPAN_SECONDS: Final = 60.0
 #: What Slurm's commands say when slurmctld has too much to do, or limits the caller's rate.
 _OVERLOADED: Final = re.compile(
@@ -76,7 +77,7 @@ class _Sent(NamedTuple):
 class RpcRate:
     """Counts RPCs to slurmctld and limits those that can wait. Thread-safe.
 
-    No more than ``per_minute`` RPCs are sent in any minute, not counting those that cancel jobs, which never wait.
+    No more than ``per_minute`` RPCs are sent in any minute, apart from those that stop jobs, which never wait.
     Starts and registrations wait while half of ``per_minute`` were sent in the last minute, but a sixth is reserved for
     starts, a sixth for registrations and a third for listings. A registration or a listing begins only if all RPCs that
     it may send are allowed. Registrations of one user wait when they have used an eighth and other users register, too,
@@ -162,7 +163,7 @@ class RpcRate:
             self._tried = {each: at for each, at in self._tried.items() if now - at < _SPAN_SECONDS} | {user: now}
             alone = len(self._tried) == 1
             sent, in_all = self._by_user()[user], self._last_minute() + self._expected()
-            if sent >= self._per_minute * _OF_USER and not (alone and in_all < self._per_minute * _OF_LONE_USER):
+            if sent >= self._per_minute * _USER_SHARE and not (alone and in_all < self._per_minute * _LONE_USER_SHARE):
                 raise Waiting(f"jobs of user {user} have registered too often in the last minute: this took {sent} "
                               f"RPCs to slurmctld (rpcs_per_minute={self._per_minute})")  # fmt: skip
             self._check_registrations()
@@ -183,7 +184,7 @@ class RpcRate:
             if reason := self._pause():
                 raise Waiting(reason)
             wait = max(
-                self._seconds_until(self._per_minute * _LISTINGS - _LISTING_RPCS, _is_of_listing),
+                self._seconds_until(self._per_minute * _LISTING_SHARE - _LISTING_RPCS, _is_of_listing),
                 self._seconds_until(self._per_minute - self._expected() - _MAX_LISTING_RPCS, _is_limited),
             )
             if wait:
@@ -214,21 +215,21 @@ class RpcRate:
                 del self._running[threading.get_ident()]
 
     def _left(self, own: int, least: int = 1) -> tuple[int, str]:
-        """How many RPCs may be sent of those of which ``own`` were sent in the last minute, and why not more.
+        """RPCs of one kind that may be sent now, and why not more; 0 if fewer than ``least`` are left in all.
 
-        None if fewer than ``least`` would be sent in all before the maximum is reached.
+        ``own`` of the kind were sent in the last minute.
         """
         if reason := self._pause():
             return 0, reason
         sent, expected = self._last_minute(), self._expected()
         reason = f"{sent} RPCs were sent to slurmctld in the last minute (rpcs_per_minute={self._per_minute})"
         in_all = self._per_minute - self._last_minute(_is_limited) - expected
-        shared = int(self._per_minute * _STARTS) - sent - expected
-        left = max(shared, int(self._per_minute * _OWN_PART) - own, 0)
+        shared = int(self._per_minute * _SHARED_SHARE) - sent - expected
+        left = max(shared, int(self._per_minute * _RESERVED_SHARE) - own, 0)
         return min(left, in_all) if in_all >= least else 0, reason
 
     def _check_registrations(self) -> None:
-        of_each = int(self._per_minute * _OF_USER)
+        of_each = int(self._per_minute * _USER_SHARE)
         own = sum(min(rpcs, of_each) for rpcs in self._by_user().values())
         left, reason = self._left(own, _MAX_REGISTRATION_RPCS)
         if not left:

@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.command_output_values import WHOLE_NODE_FIELDS, present, seconds, time_span
+from dl2d_slurm.command_output_values import EXCLUSIVE_FIELDS, TIME_SPAN, time_span, timestamp, value_or_empty
 
 #: Fields of squeue with these options, beside ``EndTime``.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
-REFUSED_FIELDS: Final = ("Container", "MCSLabel", *WHOLE_NODE_FIELDS)
+REFUSED_FIELDS: Final = ("Container", "MCSLabel", *EXCLUSIVE_FIELDS)
 #: Options with which a job cannot register, since its tasks would run without them, and why.
 _REFUSED: Final = {
     "exclusive": "tasks of elastic jobs share their nodes",
@@ -31,7 +31,6 @@ OWN_OPTIONS_FIELD: Final = "admin_comment"
 _MAX_OWN_OPTIONS: Final = 4096
 #: Maximum length of a script's ``#SBATCH`` lines together. The time to split one grows with the square of its length.
 _MAX_DIRECTIVES: Final = 32_768
-_TIME_LIMIT: Final = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 _NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
 _SHORT: Final = {
@@ -86,14 +85,14 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
         """The options in a record of squeue."""
         nice = record["Nice"]
         return cls(
-            seconds(record["EndTime"]),
-            present(record["Partition"]),
-            present(record["Reservation"]),
-            present(record["Feature"]),
+            timestamp(record["EndTime"]),
+            value_or_empty(record["Partition"]),
+            value_or_empty(record["Reservation"]),
+            value_or_empty(record["Feature"]),
             int(nice) if nice.isascii() and nice.isdecimal() and len(nice) <= 10 else 0,
-            present(record["WCKey"]).removeprefix("*"),
-            account=present(record["Account"]),
-            qos=present(record["QOS"]),
+            value_or_empty(record["WCKey"]).removeprefix("*"),
+            account=value_or_empty(record["Account"]),
+            qos=value_or_empty(record["QOS"]),
         )
 
     @property
@@ -134,8 +133,8 @@ def time_limit_minutes(text: str) -> int | None:
     """Minutes of a ``--time`` of sbatch, rounded up as sbatch does; None for no limit. Raises ``ValueError``."""
     if text.upper() in _NO_TIME_LIMIT:
         return None
-    match = _TIME_LIMIT.fullmatch(text)
-    if match is None or len(text) > 40:
+    match = TIME_SPAN.fullmatch(text)
+    if match is None:
         raise ValueError(f"expected a time such as 90, 1:30:00 or 2-12:00:00, got {text!r}")
     return -(-time_span(*match.groups()) // 60) or None
 
@@ -147,7 +146,7 @@ def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -
     """
     shown = {"container": record["Container"], "mcs-label": record["MCSLabel"]}
     shown |= {"exclusive": "yes"} if exclusive else {}
-    _refuse([name for name, value in shown.items() if present(value)])
+    _refuse([name for name, value in shown.items() if value_or_empty(value)])
     refuse_directives(script)
 
 

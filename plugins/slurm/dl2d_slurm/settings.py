@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated, ClassVar, Final
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
 
-from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole, bad
-from dl2d_slurm.observed_jobs import SlurmStaticJobRule
-from dl2d_slurm.sharing_with_waiting_jobs import SharingRule
-from dl2d_slurm.submission_backends import Backend
+from dl2d.core.input_validation import Items, ManagerSettings, Number, Record, Text, Whole, bad
+from dl2d.core.resource_manager import Yields
+from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
+from dl2d_slurm.command_output_values import TIME_SPAN
 
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
-_TIME = r"(?i:UNLIMITED)|[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}"
+_TIME = rf"(?i:UNLIMITED)|{TIME_SPAN.pattern}"
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*)"
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?")
-#: Options of sbatch that are dl2d's own business.
+#: Options that ``sbatch_options`` may not contain.
 _RESERVED = frozenset(
     {
         *("account", "array", "chdir", "comment", "cpus-per-task", "export", "gid", "gres", "job-name", "mem"),
@@ -38,7 +41,7 @@ def _options(options: tuple[str, ...]) -> tuple[str, ...]:
         if not _OPTION.fullmatch(option):
             raise bad("", f"expected an option such as --reservation=ml, got {option!r}")
         if option[2:].partition("=")[0] in _RESERVED:
-            raise bad("", f"{option!r} is set by dl2d itself")
+            raise bad("", f"{option!r} cannot be given in sbatch_options")
     return options
 
 
@@ -50,6 +53,52 @@ def _secure(address: str) -> str:
     except ValueError as error:
         raise bad("", f"{address!r} is no URL: {error}") from None
     return address
+
+
+class Backend(StrEnum):
+    """What submits and cancels jobs. All else is asked by commands: listing 1,000 jobs is fastest by squeue."""
+
+    COMMAND = "command"
+    REST = "rest"
+    AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingRule(Record):
+    """How elastic jobs of a partition share its nodes with other jobs."""
+
+    #: Pattern of the partition's name, as in a shell (in ``watch`` rules it is an exact name).
+    partition: Words = "*"
+    #: To which waiting jobs elastic jobs give up tasks above their minimum sizes.
+    yields: Yields = Yields.ALWAYS
+    #: Maximum part of the partition's resources that its elastic jobs may hold together.
+    max_share: Annotated[float, Number(1.0, above=0.0)] = 1.0
+    #: Number of nodes that are kept empty for other jobs, as far as elastic jobs can be reduced for it.
+    min_free: Annotated[int, Whole(0, 10_000)] = 0
+
+    file_keys: ClassVar[Mapping[str, str]] = {"yields": "yield"}
+    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+
+
+#: ``SlurmStaticJobRule.size`` of a rule that counts tasks.
+TASKS: Final = "tasks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmStaticJobRule(StaticJobRule):
+    """Slurm jobs that count as training one type of model."""
+
+    #: Exact name; a job that waits may name several partitions.
+    partition: Words
+    #: Pattern as in a shell; ``*`` matches any.
+    comment: Words = "*"
+    #: What counts as a worker: a task, or a unit of a resource (``gpu``).
+    size: Annotated[str, Text(64, SIZE, "tasks or a resource such as gpu")] = TASKS
+
+    def matches(self, partition: str, name: str, comment: str) -> bool:
+        """Whether a job is one of these."""
+        named = self.partition in partition.split(",")
+        return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
 
 
 AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
@@ -82,14 +131,15 @@ class SlurmSettings(ManagerSettings):
         ),
         AfterValidator(_secure),
     ] = ""
-    #: After this many seconds a command of Slurm counts as unanswered.
+    #: After this many seconds a command, or a call of slurmrestd, counts as unanswered, unless a shorter time is set
+    #: where it is called.
     command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
     #: A listing younger than this is given out again, unless a task was started or stopped, or a job registered,
     #: since; 0 never.
     poll_floor_seconds: Annotated[float, Number(3600)] = 0.0
     #: Most tasks that are submitted in a second, on average; a burst of one second's worth is allowed.
     submit_rate_per_second: Annotated[float, Number(1000, least=0.1)] = 20.0
-    #: Most RPCs to slurmctld in a minute; cancelling is counted and never waits.
+    #: Most RPCs to slurmctld in a minute; those that cancel jobs do not count toward it and never wait.
     rpcs_per_minute: Annotated[int, Whole(100, 1_000_000)] = 1800
     #: Longest time limit of task jobs in sbatch's form (``2-00:00:00``), which get what is left of their anchor's;
     #: "" for no other than the partition's.
@@ -104,7 +154,7 @@ class SlurmSettings(ManagerSettings):
     sbatch_options: Annotated[tuple[str, ...], Items(1000, least=0), AfterValidator(_options)] = ()
     #: How elastic jobs of a partition share its nodes with other jobs: the first rule that matches it counts.
     sharing: Annotated[tuple[SharingRule, ...], Items(1000, least=0)] = ()
-    #: Which jobs of users who know nothing of dl2d train, and what: the first rule that takes a job counts.
+    #: Which jobs are static jobs, and of which model: the first rule that matches a job counts.
     watch: Annotated[tuple[SlurmStaticJobRule, ...], Items(10_000, least=0)] = ()
 
     section: ClassVar[str] = "resource_manager.slurm"

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.input_validation import Number, Record, Whole
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.training_job_detection_rules import Words
 from dl2d_slurm.command_output_values import (
-    WHOLE_NODE_FIELDS,
+    EXCLUSIVE_FIELDS,
     count,
     has_whole_nodes,
     hosts,
     limit_seconds,
-    present,
-    seconds,
+    timestamp,
+    value_or_empty,
 )
+from dl2d_slurm.commands import Commands, command_environment, configured
 from dl2d_slurm.job_reason_codes import waits_for_room
 from dl2d_slurm.partitions import Partition
+from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.settings import SharingRule, SlurmSettings
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
     *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
-    *("tres-per-task", "tres-per-job", *WHOLE_NODE_FIELDS),
+    *("tres-per-task", "tres-per-job", *EXCLUSIVE_FIELDS),
 )
 #: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
 _MAX_WAITING: Final = 2048
@@ -45,23 +48,7 @@ _ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharingRule(Record):
-    """How elastic jobs of a partition share its nodes with other jobs."""
-
-    #: Pattern of the partition's name, as in a shell.
-    partition: Words = "*"
-    #: To which waiting jobs elastic jobs give up tasks above their floors.
-    yields: Yields = Yields.ALWAYS
-    #: Maximum part of the partition's resources that its elastic jobs may hold together.
-    max_share: Annotated[float, Number(1.0, above=0.0)] = 1.0
-    #: Number of nodes that are kept empty for other jobs, as far as elastic jobs can be reduced for it.
-    min_free: Annotated[int, Whole(0, 10_000)] = 0
-
-    file_keys: ClassVar[Mapping[str, str]] = {"yields": "yield"}
-    ignored_keys: ClassVar[frozenset[str]] = frozenset()
+_PRIORITY_BASIC: Final = "priority/basic"
 
 
 #: The rule of partitions that no rule names.
@@ -87,8 +74,8 @@ class WaitingJob:
     #: Its claim, without nodes that are given by name.
     claim: Claim
     options: AnchorOptions
-    #: Id by which its user knows it.
-    id: str
+    #: Id by which its user knows it (``RmJob.shown_id``).
+    shown_id: str
     #: Its time limit in seconds; None if it has none of its own.
     limit: float | None
     #: Node lists of squeue: nodes that it needs, and those that Slurm has planned for it. Only claims have them read,
@@ -97,15 +84,13 @@ class WaitingJob:
     planned: str
 
 
-def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> WaitingJob | None:
+def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> WaitingJob | None:
     """The job of a record of squeue that waits, if it waits for room; ``demand`` is that on all its nodes.
-
-    ``known_as`` is the id by which its user knows it.
 
     A job with a reservation waits for the nodes of that, where others run nothing.
     """
     number = priority(record)
-    if not number or not waits_for_room(record["Reason"]) or present(record["Reservation"]):
+    if not number or not waits_for_room(record["Reason"]) or value_or_empty(record["Reservation"]):
         return None
     # The number may be a range, 2-4, where the job takes what there is.
     nodes = count(record["NumNodes"].partition("-")[0]) or 1
@@ -116,12 +101,12 @@ def waiting_job(record: Mapping[str, str], demand: Resources, known_as: str) -> 
         nodes=min(nodes, _MAX_NODES),
         demand=demand,
         whole=has_whole_nodes(record),
-        expected_start=float(seconds(record["StartTime"])),
+        expected_start=float(timestamp(record["StartTime"])),
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
-    lists = present(record["ReqNodes"]), present(record["SchedNodes"])
-    return WaitingJob(claim, options, known_as, limit_seconds(record["TimeLimit"]), *lists)
+    lists = value_or_empty(record["ReqNodes"]), value_or_empty(record["SchedNodes"])
+    return WaitingJob(claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists)
 
 
 def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
@@ -190,11 +175,17 @@ def claims(
     eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
     return tuple(
         replace(
-            job.claim, eligible=None if found is None else found.nodes, required=frozenset(hosts(job.required)),
-            planned=hosts(job.planned),
+            job.claim, handle=_handle_for_users(job), eligible=None if found is None else found.nodes,
+            required=frozenset(hosts(job.required)), planned=hosts(job.planned),
         )
         for job, found in eligible
     )  # fmt: skip
+
+
+def _handle_for_users(job: WaitingJob) -> str:
+    """The id of an array for its tasks that wait under it; a task that was requeued has a JobID that nobody knows."""
+    handle = job.claim.handle
+    return handle if job.shown_id.startswith(f"{handle}_") else job.shown_id
 
 
 def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
@@ -242,3 +233,24 @@ def share_limits(
         left = {resource: amount * share - has.get(resource) for resource, amount in capacity.as_dict().items()}
         reason = f"elastic jobs may hold {100 * share:g} % of partition {name}"
         yield GrowthLimit(frozenset(members[name]), left, reason)
+
+
+def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
+    """What ``dl2d check`` advises where priorities say only who came first; "" for nothing, or if Slurm does not say.
+
+    ``environ`` has PATH and, perhaps, SLURM_CONF.
+    """
+    if all(rule.yields is not Yields.HIGHER_PRIORITY for rule in settings.sharing):
+        return ""
+    environment = command_environment(settings.slurm_conf, environ)
+    rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
+    try:
+        kind = configured(Commands(environment, settings.command_timeout_seconds, rate), "PriorityType")
+    except ResourceManagerError:
+        return ""
+    if kind != _PRIORITY_BASIC:
+        return ""
+    return (
+        f"PriorityType is {kind}: priorities only tell who came first, so with yield: higher-priority elastic jobs "
+        "make no room for jobs that were submitted after them; use yield: always in resource_manager.slurm.sharing"
+    )

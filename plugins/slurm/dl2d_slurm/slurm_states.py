@@ -99,7 +99,7 @@ _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class NodeWord:
+class NodeStateMeaning:
     """A node's state in Slurm's word and what it means."""
 
     state: NodeState
@@ -121,7 +121,7 @@ def job_state(word: str, *, placed: bool) -> tuple[RmJobState, bool]:
     return (RmJobState.RUNNING if placed else RmJobState.PENDING), False
 
 
-def node_state(word: str) -> NodeWord:
+def node_state(word: str) -> NodeStateMeaning:
     """Meaning of a node's state such as ``mixed``, ``idle~``, ``down*`` or ``idle+drain``.
 
     The worst of its parts counts. A part that no table has means that nothing new is put there.
@@ -141,4 +141,4 @@ def node_state(word: str) -> NodeWord:
         states.append(NODE_STATES.get(part, NodeState.DRAINING))
     state = max(states, key=_WORSE.__getitem__)
     remark = "" if state is NodeState.UP else ", ".join((bare, *marks))
-    return NodeWord(state, remark, known)
+    return NodeStateMeaning(state, remark, known)

@@ -12,14 +12,13 @@ from typing import Final
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.command_output_values import hosts
-from dl2d_slurm.commands import UMASK
+from dl2d_slurm.commands import UMASK, VARIABLE_NAME
 from dl2d_slurm.sbatch_options import time_limit_minutes
 
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 _MEBIBYTES: Final = re.compile(r"([0-9]{1,15})M")
 _NODE_LIST: Final = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Maximum of a 32-bit number in Slurm; larger ones stand for "none" and "infinite".
 _MAX_NUMBER: Final = 0xFFFFFFF0
 #: Maximum of ``--nice``, both ways.
@@ -149,7 +148,7 @@ def job_description(options: Sequence[str], script: str, environment: Mapping[st
     """
     _check_text("the script", script, re.compile("\0"))
     for name, value in environment.items():
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             raise Rejected(
                 f"the variable {name!r} cannot be used with backend: rest, where names have letters, digits and _ "
                 "only: unset it, or use backend: command"

@@ -17,7 +17,7 @@ import structlog
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
 from dl2d_slurm.commands import MAX_IDS, Answer, Commands, failure
-from dl2d_slurm.queue_listing import IDENTITY_FIELDS, TIMES_AS_SECONDS, format_option, new_word, parse_identities
+from dl2d_slurm.queue_listing import IDENTITY_FIELDS, identities, query_jobs
 from dl2d_slurm.submission_backends import JobControl
 
 log = structlog.get_logger(__name__)
@@ -178,18 +178,15 @@ class Stopper:
 
     def _ask_ids(self, jobs: Sequence[RmIdentity]) -> list[str]:
         """Ids for scancel of jobs that are still the same: Slurm gives ids again, and requeues jobs under theirs."""
-        word = new_word()
-        ids = ",".join(job.handle for job in jobs)
-        asked = ("squeue", "--noheader", "--all", "--states=all", f"--jobs={ids}", format_option(IDENTITY_FIELDS, word))
-        answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+        answer, found = query_jobs(self._commands, IDENTITY_FIELDS, [job.handle for job in jobs])
         if answer.status != 0 and not _OVER.search(answer.stderr):
             error = failure("cannot check the identity of jobs before they are stopped", answer)
             raise error if isinstance(error, Denied) else Unavailable(str(error))
-        present = parse_identities(answer.stdout, word)
-        changed = [job.handle for job in jobs if job not in present]
+        ids = identities(found)
+        changed = [job.handle for job in jobs if job not in ids]
         if changed:
             log.info("not stopped: ended, or another job by now", handles=changed[:20], count=len(changed))
-        return [present[job] for job in jobs if job in present]
+        return [ids[job] for job in jobs if job in ids]
 
 
 def _raise_if_unavailable(answer: Answer) -> None:

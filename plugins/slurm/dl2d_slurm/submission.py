@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from dl2d.core.errors import NodeRefused, Rejected
 from dl2d.core.resource_manager import TaskSpec
 from dl2d.core.resources import Resources
+from dl2d_slurm.commands import VARIABLE_NAME
 from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions
 from dl2d_slurm.settings import SlurmSettings
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _RETURN = "_dl2_return"
 #: What sbatch says where a job may not run on the node that was named.
@@ -55,7 +55,18 @@ def check_fits(task: TaskSpec, capacities: Mapping[str, Resources]) -> None:
         raise Rejected(f"{what} fits on no node that dl2d uses: even {nearest} has too little {lacks}")
 
 
-def options(
+def basic_arguments(folder: str, owner: tuple[int, int] | None) -> Iterator[str]:
+    """Options of sbatch for any job of the daemon; ``owner`` has user and group id, if it becomes another user."""
+    yield "--parsable"
+    if owner is not None:
+        # Without a group of its own a job started by root has root's.
+        yield from (f"--uid={owner[0]}", f"--gid={owner[1]}")
+    yield f"--chdir={folder}"
+    # The command's own environment is small and known; any other choice loads the user's login scripts.
+    yield from ("--export=ALL", "--propagate=NONE", "--no-requeue", "--nodes=1", "--ntasks=1")
+
+
+def sbatch_arguments(
     task: TaskSpec,
     settings: SlurmSettings,
     spelling: Mapping[str, str],
@@ -86,16 +97,7 @@ def options(
     owner = task.owner
     name = _job_name(task)
     chosen = [
-        "--parsable",
-        # Without a group of its own a job started by root has root's.
-        *([f"--uid={owner.uid}", f"--gid={owner.gid}"] if as_owner else []),
-        f"--chdir={task.launch.cwd}",
-        # The command's own environment is small and known; any other choice loads the user's login scripts.
-        "--export=ALL",
-        "--propagate=NONE",
-        "--no-requeue",
-        "--nodes=1",
-        "--ntasks=1",
+        *basic_arguments(task.launch.cwd, (owner.uid, owner.gid) if as_owner else None),
         *_amounts(task.demand, settings, spelling),
         f"--comment={task.tag}",
         f"--job-name={name}",
@@ -141,7 +143,7 @@ def _amounts(demand: Resources, settings: SlurmSettings, spelling: Mapping[str, 
         yield f"--gres={','.join(gres)}"
 
 
-def script(task: TaskSpec) -> str:
+def batch_script(task: TaskSpec) -> str:
     """The batch script: the environment, then the command in place of the shell, so that signals reach it.
 
     Names that no shell can set and those of ``NODE_VARIABLES`` and Slurm's own are left out. The script first moves its
@@ -165,7 +167,7 @@ def script(task: TaskSpec) -> str:
     move = f"[ -f {output} ] && mkdir -p {folder} && mv -f {output} {moved}"
     lines = ["#!/bin/sh", ":", move, rf"{_RETURN}=$(printf '\r')"]
     for name, value in launch.env:
-        if _VARIABLE.fullmatch(name) and name not in NODE_VARIABLES and not name.startswith(("SLURM", _RETURN)):
+        if VARIABLE_NAME.fullmatch(name) and name not in NODE_VARIABLES and not name.startswith(("SLURM", _RETURN)):
             lines.append(f"export {name}={_quoted(value)}")
     # A task that is asked to end, or whose job is cancelled, is COMPLETED in Slurm's accounting, not FAILED.
     lines.append("export DL2_STOPPED_STATUS=0")

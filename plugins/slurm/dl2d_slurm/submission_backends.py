@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from dl2d.core.errors import Rejected
+import structlog
+
+from dl2d.core.errors import ConfigError, Rejected
 from dl2d_slurm.commands import Answer, Commands
+from dl2d_slurm.rpc_rate import RpcRate
+from dl2d_slurm.settings import Backend, SlurmSettings
+from dl2d_slurm.slurmrestd import RestControl
+from dl2d_slurm.slurmrestd_job_fields import job_fields
+
+log = structlog.get_logger(__name__)
 
 #: sbatch commands that run at once, so that a slow controller is asked at the full rate.
 PARALLEL_SUBMITS = 8
-
-
-class Backend(StrEnum):
-    """What submits and cancels jobs. All else is asked by commands: listing 1,000 jobs is fastest by squeue."""
-
-    COMMAND = "command"
-    REST = "rest"
-    AUTO = "auto"
 
 
 def chosen_backend(backend: Backend, slurmrestd: str, uid: int) -> tuple[Backend, str]:
@@ -33,7 +32,42 @@ def chosen_backend(backend: Backend, slurmrestd: str, uid: int) -> tuple[Backend
         return Backend.COMMAND, "the daemon is root, so sbatch submits for all users"
     if not slurmrestd:
         return Backend.COMMAND, "slurmrestd has no address; the daemon is not root and serves its own user's jobs only"
-    return Backend.REST, "the daemon is not root, and slurmrestd submits for all users if it is SlurmUser"
+    return (
+        Backend.REST,
+        "the daemon is not root; slurmrestd submits for all users if the daemon's user is SlurmUser",
+    )
+
+
+def job_control(
+    settings: SlurmSettings,
+    commands: Commands,
+    rate: RpcRate,
+    *,
+    environment: Mapping[str, str],
+    uid: int,
+    timer: Callable[[], float],
+) -> JobControl:
+    """The backend of a daemon with these settings and user id. ``environment`` is that of jobs.
+
+    Raises
+    ------
+    ConfigError
+        The backend lacks a setting, or cannot pass on an option of ``sbatch_options``.
+    """
+    backend, why = chosen_backend(settings.backend, settings.slurmrestd, uid)
+    log.info("backend of Slurm", backend=backend, why=why)
+    if backend is Backend.COMMAND:
+        return CommandControl(commands)
+    if not settings.slurmrestd:
+        raise ConfigError("resource_manager.slurm.slurmrestd: backend: rest needs the address of slurmrestd")
+    try:
+        job_fields(settings.sbatch_options)
+    except Rejected as error:
+        raise ConfigError(f"resource_manager.slurm.sbatch_options: {error}") from None
+    return RestControl(
+        settings.slurmrestd, commands, rate,
+        time_limit=settings.command_timeout_seconds, environment=environment, timer=timer,
+    )  # fmt: skip
 
 
 class JobControl(Protocol):
@@ -87,7 +121,7 @@ class CommandControl:
         return self._commands.run("scancel", *only, *sent, *jobs)
 
     def close(self) -> None:
-        """See ``JobControl``; there are none."""
+        """See ``JobControl``; nothing to close."""
 
 
 def _check_bytes(what: str, text: str) -> None:

@@ -107,7 +107,7 @@ static int all_parts(const char *text, int (*accepted)(const char *, size_t))
     }
 }
 
-static int is_good(size_t at, const char *text)
+static int is_valid(size_t at, const char *text)
 {
     double found;
     switch (OPTIONS[at].kind) {
@@ -131,14 +131,14 @@ static int is_good(size_t at, const char *text)
     return 0;
 }
 
-static int take(int at, const char *text, int remote)
+static int set_option(int at, const char *text, int remote)
 {
     (void)remote;
     size_t length = text ? strnlen(text, MAX_VALUE + 1) : 0;
     int plain = length > 0 && length <= MAX_VALUE;
     for (size_t i = 0; plain && i < length; i++)
         plain = isalnum((unsigned char)text[i]) || strchr("_.,:+/-", text[i]);
-    if (plain && is_good(at, text)) {
+    if (plain && is_valid(at, text)) {
         memcpy(values[at], text, length + 1);
         return ESPANK_SUCCESS;
     }
@@ -152,7 +152,7 @@ static int take(int at, const char *text, int remote)
     return ESPANK_BAD_ARG;
 }
 
-/* Removes the options of the batch job in which sbatch runs: Slurm would take them for those of the new job. */
+/* Removes the options of the batch job in which sbatch runs: Slurm would set_option them for those of the new job. */
 static void forget_outer_job(void)
 {
     static const char *const PREFIXES[] = {"SLURM_SPANK_DL2_", "SLURM_SPANK__SLURM_SPANK_OPTION_dl2_",
@@ -174,7 +174,7 @@ int slurm_spank_init(spank_t spank, int count, char **arguments)
         return ESPANK_SUCCESS;
     forget_outer_job();
     for (size_t at = 0; at < COUNT; at++) {
-        struct spank_option option = {OPTIONS[at].name, OPTIONS[at].argument, OPTIONS[at].usage, 1, (int)at, take};
+        struct spank_option option = {OPTIONS[at].name, OPTIONS[at].argument, OPTIONS[at].usage, 1, (int)at, set_option};
         spank_err_t failed = spank_option_register(spank, &option); /* copies all of it */
         if (failed != ESPANK_SUCCESS)
             return failed;

@@ -1,7 +1,8 @@
 -- Keeps the options that dl2d's SPANK plug-in adds to sbatch in the job's AdminComment, as one #DL2 line.
 --
--- slurmctld runs this for each job. Users cannot write an AdminComment, so the daemon reads there what was given at
--- submission. A site with a job_submit.lua of its own loads this file in it, and calls the two functions.
+-- slurmctld runs this for each job. An AdminComment keeps what was given at submission, so the daemon reads it there:
+-- slurmctld refuses users' changes of it, and this script refuses #DL2 in one that a user gives to sbatch. A site with
+-- a job_submit.lua of its own loads this file in it, and calls the two functions.
 
 local MAX_VALUE = 256
 local MAX_LINE = 4096
@@ -11,7 +12,8 @@ local function refuse(text)
    return slurm.ERROR
 end
 
--- At submission; returns slurm.SUCCESS, or slurm.ERROR for values that the plug-in would not have passed.
+-- At submission; returns slurm.SUCCESS. Returns slurm.ERROR for #DL2 in a user's own AdminComment, for a value that is
+-- too long or has characters that no option has, and for a line that is too long. What values mean is not checked here.
 function dl2d_job_submit(job_desc, part_list, submit_uid)
    local before = job_desc.admin_comment or ""
    if submit_uid ~= 0 and before:find("#DL2", 1, true) then
