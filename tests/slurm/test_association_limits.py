@@ -18,9 +18,9 @@ from dl2d.tick.tick_state import TickState
 from dl2d_slurm.association_limits import AssociationLimits, parse_limits
 from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
-from dl2d_slurm.queue_listing import Jobs
 from dl2d_slurm.rpc_rate import RpcRate
 from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.squeue_jobs import Jobs
 
 Managers = Callable[..., SlurmManager]
 #: Answers of real Slurms with two running jobs of root in QOS small.

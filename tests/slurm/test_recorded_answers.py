@@ -14,9 +14,9 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.command_records import new_terminator
 from dl2d_slurm.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
-from dl2d_slurm.queue_listing import new_terminator
 from dl2d_slurm.settings import SlurmSettings
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -16,8 +16,8 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands import Commands
-from dl2d_slurm.queue_listing import Jobs
 from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.squeue_jobs import Jobs
 
 log = structlog.get_logger(__name__)
 

@@ -9,10 +9,11 @@ from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
 from dl2d_slurm.command_output_values import exclusive_kind, owner_of, timestamp
+from dl2d_slurm.command_records import query_jobs
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import OWNER_FIELDS, array_id, query_jobs
 from dl2d_slurm.sbatch_options import own_options, refuse_options, remarks
 from dl2d_slurm.slurm_states import job_state
+from dl2d_slurm.squeue_jobs import OWNER_FIELDS, array_id
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")

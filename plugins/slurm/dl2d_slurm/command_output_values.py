@@ -11,10 +11,12 @@ from math import prod
 from typing import Final
 
 from dl2d.core.jobs import Owner
+from dl2d.core.resources import Resources
 
 _ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"})
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 #: A time span as Slurm reads and writes it; its numbers are arguments of ``time_span``.
 TIME_SPAN: Final = re.compile(r"(?:([0-9]{1,10})-)?([0-9]{1,10})(?::([0-9]{1,10}))?(?::([0-9]{1,10}))?")
@@ -95,6 +97,16 @@ def parse_gres(text: str) -> Mapping[str, int]:
         for name in dict.fromkeys((names[0], ":".join(names))):
             amounts[name] = amounts.get(name, 0) + amount
     return amounts
+
+
+def resources_of(cpus: str, memory: str, gres: Mapping[str, int]) -> Resources:
+    """Resources by dl2d's names, from numbers of CPUs and MiB and amounts of generic resources by Slurm's names."""
+    amounts: dict[str, float] = {"cpu": count(cpus) or 0, "memory": count(memory.rstrip("+")) or 0}
+    for name, amount in gres.items():
+        lower = name.lower()
+        if _RESOURCE.fullmatch(lower) and lower not in ("cpu", "memory"):
+            amounts[lower] = amounts.get(lower, 0) + amount
+    return Resources.of({name: min(amount, 1e12) for name, amount in amounts.items()})
 
 
 def count(text: str) -> int | None:

@@ -12,9 +12,10 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
+from dl2d_slurm.command_records import TIMES_AS_SECONDS
 from dl2d_slurm.commands import MAX_IDS, Commands, configured, failure
-from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, parse_job
 from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
+from dl2d_slurm.squeue_jobs import parse_job
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from dl2d_slurm.command_output_values import value_or_empty
+from dl2d_slurm.command_records import SEPARATOR, new_terminator, records
 from dl2d_slurm.commands import Commands
-from dl2d_slurm.queue_listing import excluded_option, new_terminator, parse_excluded
+
+_EXCLUDED_FIELDS = ("JobID", "Excluded")
 
 
 class AnswerValidity(NamedTuple):
@@ -58,3 +61,18 @@ class ExcludedNodes:
         """Forget what is known of jobs that are not listed any more."""
         for gone in [job for job in list(self._known) if job not in jobs]:
             self._known.pop(gone, None)
+
+
+def excluded_option(terminator: str) -> str:
+    """The option that asks for each job's excluded nodes, for which ``--Format`` has no field."""
+    return f"--format=%i{SEPARATOR}{terminator}-%x{SEPARATOR}{terminator}"
+
+
+def parse_excluded(text: str, terminator: str) -> dict[str, str]:
+    """Excluded nodes of each job in squeue's answer to ``excluded_option``."""
+    # Tasks of an array that wait share a record: ``12_[3-9]``.
+    return {
+        record["JobID"].partition("_[")[0]: value_or_empty(record["Excluded"])
+        for record in records(text, _EXCLUDED_FIELDS, terminator)
+        if not isinstance(record, str)
+    }

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dl2d.core.errors import NotFound, Unavailable
 from dl2d.core.resource_manager import ProbeStep
+from dl2d_slurm.command_records import query_jobs
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import query_jobs
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.slurm_states import job_state
 from dl2d_slurm.submission import basic_arguments

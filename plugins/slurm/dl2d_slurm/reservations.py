@@ -15,9 +15,10 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.command_output_values import MAX_ADMIN_LIST, count, hosts, timestamp, value_or_empty
+from dl2d_slurm.command_records import TIMES_AS_SECONDS
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.queue_listing import TIMES_AS_SECONDS, Nodes
 from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.sinfo_nodes import Nodes
 
 log = structlog.get_logger(__name__)
 

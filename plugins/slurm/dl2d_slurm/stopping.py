@@ -16,8 +16,9 @@ import structlog
 
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
+from dl2d_slurm.command_records import query_jobs
 from dl2d_slurm.commands import MAX_IDS, Answer, Commands, failure
-from dl2d_slurm.queue_listing import IDENTITY_FIELDS, identities, query_jobs
+from dl2d_slurm.squeue_jobs import IDENTITY_FIELDS, identities
 from dl2d_slurm.submission_backends import JobControl
 
 log = structlog.get_logger(__name__)

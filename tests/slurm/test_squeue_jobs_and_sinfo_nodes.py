@@ -14,22 +14,18 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d_slurm.command_output_values import count, parse_gres
+from dl2d_slurm.command_records import format_option, records
+from dl2d_slurm.excluded_nodes import excluded_option, parse_excluded
 from dl2d_slurm.partitions import Partition
-from dl2d_slurm.queue_listing import (
+from dl2d_slurm.sbatch_options import AnchorOptions
+from dl2d_slurm.sinfo_nodes import NODE_FIELDS, parse_nodes, with_ending_jobs
+from dl2d_slurm.squeue_jobs import (
     IDENTITY_FIELDS,
     JOB_FIELDS,
-    NODE_FIELDS,
     OWNER_FIELDS,
-    excluded_option,
-    format_option,
-    parse_excluded,
     parse_jobs,
-    parse_nodes,
-    records,
     watched_fields,
-    with_ending_jobs,
 )
-from dl2d_slurm.sbatch_options import AnchorOptions
 
 WORD = "0f" * 16
 TAG = "dl2:lab.7.1795253000:worker-1"
