@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tick.world import World
 
+from dl2d.core.resource_manager import EligibleNodes
+from dl2d.testing.builders import make_nodes
 from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.partitions import Partition
 from dl2d_slurm.reservations import Reservation, parse_reservations, reservation_claims
@@ -142,3 +147,20 @@ def test_nodes_of_a_reservation_are_claimed_from_ten_minutes_before_it_begins_to
         assert [claim.members for claim in found] == members
         assert all(claim.standing and claim.whole and claim.nodes == 2 for claim in found)
         assert all(claim.eligible == maintenance.nodes for claim in found)
+
+
+@pytest.mark.parametrize(("reservation", "nodes"), [("maintenance", {"n1", "n2", "n3"}), ("", {"n3"})])
+def test_only_jobs_of_a_flexible_reservation_keep_their_tasks_on_its_nodes_before_it_begins(
+    reservation: str, nodes: set[str]
+) -> None:
+    flexible = Reservation("maintenance", frozenset({"n1", "n2"}), 1_000_400, 1_004_000, flexible=True)
+    with closing(World(url="", cluster_nodes=make_nodes(3))) as world:
+        job = world.settled(max_workers=6, max_ps=6)
+        assert world.nodes_of(job) == {"n1", "n2", "n3"}
+        anchor = world.job(job).anchor
+        if not reservation:
+            world.manager.eligible = {anchor: EligibleNodes(frozenset({"n3"}), "reservation maintenance")}
+        jobs = {anchor: AnchorOptions(reservation=reservation)}
+        world.manager.claims = list(reservation_claims([flexible], jobs, world.now))
+        world.settle(10)
+        assert world.nodes_of(job) == nodes

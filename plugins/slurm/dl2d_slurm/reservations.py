@@ -116,12 +116,14 @@ def reservation_claims(
 ) -> Iterator[Claim]:
     """A standing claim for the nodes of each reservation that has begun or begins soon, so that they are empty in time.
 
-    ``jobs`` are options of anchors by handle: tasks of a job in a reservation that has begun stay.
+    ``jobs`` are options of anchors by handle: tasks of a job in a reservation that has begun stay, and in a flexible
+    one also before.
     """
     for each in reservations:
         if at < each.end and each.start <= at + LEAD_SECONDS:
             members = frozenset(handle for handle, options in jobs.items() if each.name in options.reservations)
             yield Claim(
                 handle=f"reservation {each.name}", user="", priority=-1, nodes=len(each.nodes), demand=NO_RESOURCES,
-                whole=True, eligible=each.nodes, standing=True, members=members if each.active(at) else None,
+                whole=True, eligible=each.nodes, standing=True,
+                members=members if each.flexible or each.active(at) else None,
             )  # fmt: skip
