@@ -25,7 +25,7 @@ _REFUSED: Final = {
     "clusters": "tasks run in the cluster of the daemon",
     "hetjob": "an elastic job has one batch job for its coordinator",
 }
-#: Field of squeue in which ``job_submit.lua`` keeps dl2d's own options; only administrators can write it.
+#: Field of squeue in which ``job_submit.lua`` keeps dl2d's own options; users cannot change it.
 OWN_OPTIONS_FIELD: Final = "admin_comment"
 #: Maximum length of the lines with these options.
 _MAX_OWN_OPTIONS: Final = 4096

@@ -1,8 +1,9 @@
 -- Keeps the options that dl2d's SPANK plug-in adds to sbatch in the job's AdminComment, as one #DL2 line.
 --
 -- slurmctld runs this for each job. An AdminComment keeps what was given at submission, so the daemon reads it there:
--- slurmctld refuses users' changes of it, and this script refuses #DL2 in one that a user gives to sbatch. A site with
--- a job_submit.lua of its own loads this file in it, and calls the two functions.
+-- slurmctld refuses users' changes of it, and this script refuses #DL2 in one that comes with a user's job (sbatch has no
+-- option for it, but Slurm's API has a field). A site with a job_submit.lua of its own loads this file in it, and calls
+-- the two functions.
 
 local MAX_VALUE = 256
 local MAX_LINE = 4096
