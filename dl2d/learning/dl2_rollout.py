@@ -24,12 +24,13 @@ from dl2d.policies.dl2.pareto_frontier import (
     pareto_frontiers,
     task_weight,
 )
-from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs
+from dl2d.policies.dl2.scoring import ClusterJobs
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, to_request
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.remaining_time import MIN_WORK_LEFT
 
 
 class Measurements:
@@ -179,7 +180,8 @@ def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints,
     at = which[:, None], order
     library, workload = clusters.library, clusters.workload[which]
     declared = clusters.declared[at]
-    epochs = np.maximum(declared - clusters.done[at], MIN_WORK_LEFT * declared)
+    beyond, least = clusters.done[at] - declared, MIN_WORK_LEFT * declared
+    epochs = np.where(beyond > least, clusters.done[at], np.maximum(-beyond, least))  # as epochs_left
     samples = epochs * library.samples[workload[:, None], order]
     crowd = ClusterJobs.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
     states = np.zeros(here.shape, dtype=np.int64)

@@ -160,7 +160,7 @@ class Lookahead:
         for place, (job, group, size) in enumerate(zip(snapshot.jobs, growing.groups, growing.sizes, strict=True)):
             if group not in jumps:
                 continue
-            jump = jumps[group].best(size, job.request.max_size) if left[place] > 0 else None
+            jump = jumps[group].best(size, job.request.max_size)
             growing.allocation.refuse(job, _reason(growing, place, left[place], jump, stopped.get(place)))
             scored = [Alternative(size, 0.0)]
             if jump is not None and math.isfinite(jump.gain):
@@ -184,8 +184,8 @@ def _fill(growing: GrowingJobs, left: list[float], jumps: dict[JobGroup | None, 
         if jump is not None:
             heapq.heappush(queue, (-jump.gain * left[place], place, jump.step))
 
-    for place, (group, samples) in enumerate(zip(growing.groups, left, strict=True)):
-        if group in jumps and samples > 0:
+    for place, group in enumerate(growing.groups):
+        if group in jumps:
             look(place)
     while queue:
         _, place, step = heapq.heappop(queue)
@@ -210,8 +210,6 @@ def _cut(growing: GrowingJobs, place: int, step: Allocation, most: Allocation, b
 def _reason(growing: GrowingJobs, place: int, left: float, jump: _Jump | None, blocked: Blocked | None) -> Reason:
     size, group = growing.sizes[place], growing.groups[place]
     assert group is not None
-    if left <= 0:
-        return Reason(Constraint.SATISFIED, "has no declared work left")
     if jump is None:
         text = f"no larger size would save 1 % of its time at {group.speed(size)}"
         return Reason(

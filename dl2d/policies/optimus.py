@@ -180,7 +180,7 @@ class Optimus:
         queue = [
             (-best.gain * remaining.samples, place, best.step)
             for place, (group, size, remaining) in enumerate(zip(growing.groups, growing.sizes, left, strict=True))
-            if group in steps and remaining.samples > 0 and (best := steps[group].at(size).best) is not None
+            if group in steps and (best := steps[group].at(size).best) is not None
         ]
         heapq.heapify(queue)
         while queue:
@@ -230,8 +230,6 @@ def _satisfied(growing: GrowingJobs, place: int, choice: _Choice, left: Remainin
     assert group is not None
     if not choice.options:
         text = f"has its maximum of {size}"
-    elif left.samples <= 0:
-        text = "has no declared work left"
     else:
         text = f"one task more would not make it faster than {group.speed(size)}"
     return Reason(Constraint.SATISFIED, _noted(text, left))

@@ -6,11 +6,16 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.throughput.optimus_loss_curve import LossFit
+
+#: Least fraction of its declared work that a job counts as having left.
+MIN_WORK_LEFT: Final = 0.01
+#: Least number of samples left, so that their logarithm is finite.
+_MIN_SAMPLES: Final = 1e-9
 
 
 class Remaining(NamedTuple):
@@ -22,15 +27,20 @@ class Remaining(NamedTuple):
     note: str = ""
 
 
-def samples_left(job: Job, epochs: float | None = None) -> float:
-    """Samples that are left until a number of epochs is complete, by default the declared one; at least 0."""
-    epochs = job.request.epochs if epochs is None else epochs
-    return max(epochs - job.progress.epoch, 0.0) * job.request.epoch_samples
+def samples_left(job: Job) -> float:
+    """Samples that are left of the declared epochs, or of those that its coordinator says its script trains in all."""
+    declared = max(job.request.epochs, job.script_epochs or 0.0)
+    return max(epochs_left(declared, job.progress.epoch) * job.request.epoch_samples, _MIN_SAMPLES)
 
 
-def declared_samples(job: Job) -> float:
-    """Samples of all declared epochs."""
-    return job.request.epochs * job.request.epoch_samples
+def epochs_left(declared: float, done: float) -> float:
+    """Epochs that are left, at least a fraction (``MIN_WORK_LEFT``) of the declared ones.
+
+    A job that has done more than the declared ones, by more than this fraction, counts as having as many left as it has
+    done. So a user who declares less work than there is is favoured only until that work is done.
+    """
+    beyond = done - declared
+    return done if beyond > MIN_WORK_LEFT * declared else max(-beyond, MIN_WORK_LEFT * declared)
 
 
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
@@ -49,7 +59,8 @@ def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     if epoch >= job.request.epochs:
         reason = f"its loss is not predicted to settle before epoch {epoch}"
         return Remaining(declared, f"estimated from its declared epochs, because {reason}")
-    return Remaining(samples_left(job, epoch), f"estimated until epoch {epoch}, when its loss is predicted to settle")
+    samples = (epoch - job.progress.epoch) * job.request.epoch_samples
+    return Remaining(samples, f"estimated until epoch {epoch}, when its loss is predicted to settle")
 
 
 def measured_or_mean_speeds(snapshot: Snapshot, measured_speed: Callable[[Job], float | None]) -> dict[JobKey, float]:

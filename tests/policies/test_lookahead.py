@@ -94,15 +94,11 @@ def test_from_a_size_that_does_not_train_any_that_does_is_the_first_to_go_to() -
     assert [entry.allocation for entry in decision.jobs] == [(1, 1), (2, 2)]
 
 
-def test_all_reduce_jobs_and_jobs_without_work_left() -> None:
+def test_all_reduce_jobs_grow_by_workers() -> None:
     ring = AllReduce(batch=64, compute=0.01, model_bytes=1e8, bandwidth=1e9)
     job = a_job(1, architecture=Architecture.ALLREDUCE, ps=Resources(), min_ps=0, max_ps=0, max_workers=6)
     nodes = cluster(4, cpu=8, gpu=8)
     assert given(Lookahead(known=Truth(ring)), a_snapshot([job], nodes)) == [(6, 0)]
-    done = replace(job, progress=replace(job.progress, epoch=1.0))
-    decision = ask(Lookahead(known=Truth(ring)), a_snapshot([done], nodes))
-    assert decision.jobs[0].allocation == (1, 0)
-    assert decision.jobs[0].reason.text == "has no declared work left"
 
 
 @pytest.mark.parametrize("seed", range(60))

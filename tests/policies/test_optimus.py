@@ -121,13 +121,6 @@ def test_a_size_that_does_not_train_at_all_is_left_first() -> None:
     assert [entry.allocation for entry in decision.jobs] == [(2, 2), (1, 2)]
 
 
-def test_a_job_past_its_declared_epochs_keeps_its_minimum() -> None:
-    done = replace(A, progress=replace(A.progress, epoch=1.5))
-    decision = ask(Optimus(known=TOLD), a_snapshot([done, B], TEN))
-    assert [entry.allocation for entry in decision.jobs] == [(1, 1), (2, 2)]
-    assert decision.jobs[0].reason.text == "has no declared work left"
-
-
 def test_floors_come_first_and_starts_in_submit_order() -> None:
     held = {1: Allocation(2, 2)}
     snapshot = a_snapshot([A, B], cluster(1, cpu=6), held)

@@ -36,11 +36,11 @@ from dl2d.policies.dl2.pareto_frontier import (
     pareto_frontiers,
     task_weight,
 )
-from dl2d.policies.dl2.scoring import MIN_WORK_LEFT, ClusterJobs, describe_steps, score
+from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.policies.dl2.speed_predictions import CheckpointSpeeds, Predictions
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.remaining_time import declared_samples, samples_left
+from dl2d.throughput.remaining_time import samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
@@ -145,7 +145,7 @@ class Dl2:
             return None
         jobs, frontier_of = [job for job, _ in sized], np.array([frontier for _, frontier in sized])
         arrays, takes_part = FrontierArrays(frontiers), np.ones((1, len(jobs)), dtype=np.bool_)
-        samples = np.array([_work_left(job) for job in jobs])
+        samples = np.array([samples_left(job) for job in jobs])
         cluster_jobs = ClusterJobs.of(
             arrays, frontier_of[None], takes_part, samples[None], np.array([self._parameters.slot_seconds])
         )
@@ -361,11 +361,6 @@ def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:
         allocation.refuse(job, Reason(Constraint.FLOOR, f"keeps {size}: {no_size}"))
     elif allocation.grow(job) is None:
         allocation.refuse(job, Reason(Constraint.SATISFIED, f"has its minimum size: {no_size}"))
-
-
-def _work_left(job: Job) -> float:
-    """Samples that are left, but at least a fraction of the declared ones."""
-    return max(samples_left(job), MIN_WORK_LEFT * declared_samples(job), 1e-9)
 
 
 def with_checkpoint(

@@ -56,8 +56,6 @@ _PRODUCTS: Final = {
 }
 FEATURES: Final = tuple(_PRODUCTS)
 _COUNT: Final = len(FEATURES)
-#: Least fraction of its declared work that a job counts as having left, since its user may have declared too little.
-MIN_WORK_LEFT: Final = 0.01
 #: Lower limit on the factor "left": jobs that end within about a thousandth of a slot count alike.
 _MIN_LEFT: Final = -7.0
 #: Added to the sum of dominant shares before its logarithm is taken, so that "load" is finite in an empty cluster.

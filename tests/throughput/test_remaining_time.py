@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from policies.snapshots import a_job, a_snapshot, ask, cluster
+
+from dl2d.core.jobs import Allocation, Progress
+from dl2d.plugins import Given, load_policy
+from dl2d.throughput.remaining_time import samples_left
+
+
+@pytest.mark.parametrize(
+    ("done", "left"),
+    [(0.0, 10.0), (4.0, 6.0), (9.99, 0.1), (10.0, 0.1), (10.05, 0.1), (11.0, 11.0), (10_000.0, 10_000.0)],
+)
+def test_a_job_that_has_done_more_than_it_declared_has_as_much_left_as_it_has_done(done: float, left: float) -> None:
+    job = replace(a_job(1, epochs=10.0, samples_per_epoch=50.0), progress=Progress(epoch=done))
+    assert samples_left(job) == pytest.approx(50.0 * left)
+
+
+def test_epochs_of_the_script_count_where_they_are_more_than_the_declared_ones() -> None:
+    job = a_job(1, epochs=0.001, samples_per_epoch=50.0)
+    progress = Progress(version=20, total_versions=1000, epoch=2.0)
+    assert samples_left(replace(job, progress=progress)) == pytest.approx(50.0 * 98.0)
+    declared_more = replace(job, request=replace(job.request, epochs=200.0), progress=progress)
+    assert samples_left(declared_more) == pytest.approx(50.0 * 198.0)
+
+
+@pytest.mark.parametrize("name", ["dl2", "srtf", "tetris", "optimus", "lookahead", "drf"])
+def test_who_declares_less_work_than_there_is_gets_no_more_once_it_is_done(name: str) -> None:
+    policy, nodes, held = load_policy(name, given=Given(checkpoint=None)), cluster(2, cpu=16), Allocation(1, 1)
+    progress = Progress(at=1.0, epoch=50.0, samples_per_second=100.0, workers=1, ps=1)
+    request = {"model": "vgg-16", "epochs": 100.0, "samples_per_epoch": 100_000.0, "max_workers": 8, "max_ps": 8}
+    jobs = [replace(a_job(n, **request, worker=a_job(n).request.ps * 2), progress=progress) for n in range(5)]
+
+    def has_last(epochs: float) -> Allocation:
+        last = replace(jobs[-1], request=replace(jobs[-1].request, epochs=epochs))
+        return ask(policy, a_snapshot([*jobs[:-1], last], nodes, dict.fromkeys(range(5), held))).jobs[-1].allocation
+
+    assert has_last(0.001) == has_last(100.0)
