@@ -7,7 +7,8 @@ wait, the policy is asked again (``jobs_with_room``), once for each job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,9 +24,6 @@ from dl2d.core.task_starts_and_stops import Plan
 _GUARD_CONSTRAINTS = frozenset(
     {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT, Constraint.CLAIM}
 )
-
-#: What decides whether a job fits: demands, minimum size, and the nodes that it may use.
-_StartSize = tuple[Resources, Resources, Allocation, frozenset[str] | None]
 
 #: Maximum part of the time between two ticks that counts as waiting.
 MAX_GAP_SECONDS: Final = 60.0
@@ -70,76 +68,62 @@ def startable_waiting_jobs(
     Jobs that are larger than the empty cluster, that the guard keeps waiting or whose coordinator is silent do not
     count.
     """
-    given_nothing = {
-        entry.job for entry in decision.jobs if entry.allocation == NOTHING and not _is_limited_by_guard(entry)
-    }
-    if not given_nothing:
+    answers = [entry for entry in decision.jobs if not _is_limited_by_guard(entry)]
+    waiting = _waiting_jobs(snapshot, answers, silent)
+    if not waiting:
         return ()
     held = snapshot.held()
-    waiting = [
-        job
-        for job in snapshot.jobs
-        if job.key in given_nothing and not job.static and job.key not in silent and held[job.key] == NOTHING
-    ]
-    if not waiting or any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
+    if any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
         return ()
     free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     for start in plan.starts:
         free.place_on(start.node, start.demand)
-    empty: Packing | None = None
-    #: Whether a job fits now, and whether it would fit into the empty cluster.
-    fits: dict[_StartSize, tuple[bool, bool]] = {}
-    may_use = snapshot.may_use()
-    startable = []
-    for job in waiting:
-        request = job.request
-        start_size = _start_size(job, may_use)
-        if start_size not in fits:
-            fits_now = free.fits(job, request.min_size)
-            if not fits_now and empty is None:
-                nodes = [_emptied(node) for node in snapshot.nodes]
-                empty = Packing(nodes, placement, node_sets=snapshot.node_sets)
-            fits[start_size] = fits_now, empty is None or fits_now or empty.fits(job, request.min_size)
-        fits_now, fits_empty = fits[start_size]
-        if fits_now:
-            startable.append(job.key)
-        elif fits_empty:
+    startable = _fitting(waiting, free, snapshot)
+    if len(startable) < len(waiting):
+        empty = Packing([_emptied(node) for node in snapshot.nodes], placement, node_sets=snapshot.node_sets)
+        if _fitting([job for job in waiting if job.key not in startable], empty, snapshot):
             return ()
-    return tuple(startable)
+    return tuple(job.key for job in waiting if job.key in startable)
 
 
 def jobs_with_room(
     snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()
 ) -> frozenset[JobKey]:
     """Elastic jobs that have nothing and are given nothing although each fits beside what the other jobs are given."""
-    held, jobs = snapshot.held(), {job.key: job for job in snapshot.jobs}
-    given = {entry.job: entry.allocation for entry in decision.jobs if entry.job in jobs}
-    waiting = [
-        jobs[key]
-        for key, size in given.items()
-        if size == held[key] == NOTHING and not jobs[key].static and key not in silent
-    ]
+    waiting = _waiting_jobs(snapshot, decision.jobs, silent)
     if not waiting:
         return frozenset()
+    held, requests = snapshot.held(), {job.key: job.request for job in snapshot.jobs}
     free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
-    for key, size in given.items():
+    for entry in decision.jobs:
+        if entry.job not in requests:
+            continue
         for role in TASK_ROLES:
-            if (missing := size.count(role) - held[key].count(role)) > 0:
-                free.place_all(jobs[key].request.demand(role), role, missing, key)
-    may_use, fits = snapshot.may_use(), dict[_StartSize, bool]()
-    with_room = set()
-    for job in waiting:
-        start_size = _start_size(job, may_use)
-        if start_size not in fits:
-            fits[start_size] = free.fits(job, job.request.min_size)
-        if fits[start_size]:
-            with_room.add(job.key)
-    return frozenset(with_room)
+            if (missing := entry.allocation.count(role) - held[entry.job].count(role)) > 0:
+                free.place_all(requests[entry.job].demand(role), role, missing, entry.job)
+    return _fitting(waiting, free, snapshot)
 
 
-def _start_size(job: Job, may_use: Mapping[JobKey, frozenset[str]]) -> _StartSize:
-    request = job.request
-    return request.worker, request.ps, request.min_size, may_use.get(job.key)
+def _waiting_jobs(snapshot: Snapshot, answers: Iterable[JobDecision], silent: Collection[JobKey]) -> list[Job]:
+    """Elastic jobs that have nothing and to which one of these answers gives nothing; in the snapshot's order."""
+    given_nothing = {entry.job for entry in answers if entry.allocation == NOTHING} - set(silent)
+    if not given_nothing:
+        return []
+    held = snapshot.held()
+    return [job for job in snapshot.jobs if job.key in given_nothing and not job.static and held[job.key] == NOTHING]
+
+
+def _fitting(jobs: Iterable[Job], packing: Packing, snapshot: Snapshot) -> frozenset[JobKey]:
+    """Those of the jobs of which each would fit alone, at its minimum size."""
+    may_use = snapshot.may_use()
+    #: Jobs that are equal in all that decides whether they fit.
+    alike: dict[tuple[Resources, Resources, Allocation, frozenset[str] | None], list[Job]] = defaultdict(list)
+    for job in jobs:
+        request = job.request
+        alike[request.worker, request.ps, request.min_size, may_use.get(job.key)].append(job)
+    return frozenset(
+        job.key for some in alike.values() if packing.fits(some[0], some[0].request.min_size) for job in some
+    )
 
 
 def _is_limited_by_guard(entry: JobDecision) -> bool:
