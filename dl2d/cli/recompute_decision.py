@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from dl2d.config.settings import Settings
 from dl2d.core.decision import CANARY, Constraint, Decision
 from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import encode
-from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.store import Slot
 from dl2d.daemon.policy_versions.active_version import given
@@ -54,65 +54,61 @@ def recompute(slot: Slot, settings: Settings, registry: SqlRegistry) -> Recomput
         same = slot.proposed.allocations() == slot.snapshot.held()
         said = "agree with" if same else "DIFFER from"
         return Recomputed(same, f"another scheduler decided; the recorded tasks {said} the recorded decision")
-    if slot.proposed.policy == CANARY:
-        return _recompute_canary(slot, settings, registry)
     found = _deciders(slot, settings, registry)
     if found is None:
-        made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
         return Recomputed(
             False,
             "not possible: no installed policy, registered version and placement have the recorded inputs hash; the "
-            f"decision was made by {made}",
+            f"decision was made by {_maker(slot.proposed)}",
         )
-    policy, placement = found
-    fell_back = any(
-        reason.constraint is Constraint.FALLBACK for entry in slot.proposed.jobs for reason in entry.guarded
-    )
-    asked = _fallback(slot, settings, registry) if fell_back else policy
-    if asked is None:
-        made = f"{slot.proposed.policy} version {slot.proposed.policy_version}"
-        return Recomputed(False, f"not possible: the fallback that decided, {made}, is not installed")
-    again = decide(slot.snapshot, Deciders(asked, asked, placement), slot.seed)
-    recorded = _without_fallback(slot.proposed) if fell_back else slot.proposed
-    by = f"with {again.policy} version {again.policy_version}, placement {placement.name} and seed {slot.seed}"
-    if fell_back:
-        by += f" (the fallback, because {policy.name} had failed)"
+    deciders, canary = found
+    failed = ""
+    if any(reason.constraint is Constraint.FALLBACK for entry in slot.proposed.jobs for reason in entry.guarded):
+        failed = f" (the fallback, because {deciders.policy.name} had failed)"
+        fallback = _fallback(slot, settings, registry)
+        if fallback is None:
+            made = _maker(slot.proposed)
+            return Recomputed(False, f"not possible: the fallback that decided, {made}, is not installed")
+        deciders = replace(deciders, policy=fallback, fallback=fallback)
+    again = decide(slot.snapshot, deciders, slot.seed, canary=canary)
+    recorded = _without_fallback(slot.proposed)
+    by = f"with {_maker(again)}, placement {deciders.placement.name} and seed {slot.seed}{failed}"
     if encode(again) == encode(recorded):
         return Recomputed(True, f"{by}: the same, bit for bit")
     return Recomputed(False, f"{by}: DIFFERENT: {_differences(recorded, again)}")
 
 
-def _recompute_canary(slot: Slot, settings: Settings, registry: SqlRegistry) -> Recomputed:
-    """Run both policies of a slot in mode canary again; the inputs hash tells which of them was the fallback."""
-    made = sorted({entry.by for entry in slot.proposed.jobs if entry.by is not None})
-    names = {*(by.name for by in made), settings.policy.name, settings.policy.fallback}
-    candidates = [
-        policy for name in sorted(names) for policy in _versions_of(name, dict(made).get(name, ""), settings, registry)
-    ]
-    placements = [load_placement(name) for name in available(PLACEMENTS)]
-    for policy, fallback, placement in itertools.product(candidates, candidates, placements):
-        group = [entry.job for entry in slot.proposed.jobs if entry.by == (policy.name, policy.version)]
-        deciders = Deciders(policy, fallback, placement)
-        if inputs_hash(slot.snapshot, *of_both(deciders, group), placement.name, slot.seed) == slot.inputs_hash:
-            again = decide(slot.snapshot, deciders, slot.seed, canary=group)
-            by = f"with {again.policy_version}, placement {placement.name} and seed {slot.seed}"
-            if encode(again) == encode(slot.proposed):
-                return Recomputed(True, f"{by}: the same, bit for bit")
-            return Recomputed(False, f"{by}: DIFFERENT: {_differences(slot.proposed, again)}")
-    return Recomputed(
-        False,
-        "not possible: no two installed policies, registered versions and placement have the recorded inputs hash; the "
-        f"decision was made by {slot.proposed.policy_version}",
-    )
+def _maker(decision: Decision) -> str:
+    """Name and version of the policy that made a decision; of both policies in mode canary."""
+    version = decision.policy_version
+    return version if decision.policy == CANARY else f"{decision.policy} version {version}"
 
 
-def _deciders(slot: Slot, settings: Settings, registry: SqlRegistry) -> tuple[Policy, Placement] | None:
+def _deciders(slot: Slot, settings: Settings, registry: SqlRegistry) -> tuple[Deciders, list[JobKey] | None] | None:
+    """The policies and the placement that have the recorded inputs hash; in mode canary with the policy's jobs."""
     placements = [load_placement(name) for name in available(PLACEMENTS)]
-    for policy in _policies(slot, settings, registry):
+    canary: list[JobKey] | None = None
+    for policy, fallback in _pairs(slot, settings, registry):
+        if slot.proposed.policy == CANARY:
+            canary = [entry.job for entry in slot.proposed.jobs if entry.by == (policy.name, policy.version)]
         for placement in placements:
-            if inputs_hash(slot.snapshot, policy.name, policy.version, placement.name, slot.seed) == slot.inputs_hash:
-                return policy, placement
+            deciders = Deciders(policy, fallback, placement)
+            name, version = (policy.name, policy.version) if canary is None else of_both(deciders, canary)
+            if inputs_hash(slot.snapshot, name, version, placement.name, slot.seed) == slot.inputs_hash:
+                return deciders, canary
     return None
+
+
+def _pairs(slot: Slot, settings: Settings, registry: SqlRegistry) -> Iterator[tuple[Policy, Policy]]:
+    """Policies that may have decided in a slot, each with its fallback: itself, unless both decided (mode canary)."""
+    if slot.proposed.policy != CANARY:
+        for policy in _policies(slot, settings, registry):
+            yield policy, policy
+        return
+    made = dict(sorted({entry.by for entry in slot.proposed.jobs if entry.by is not None}))
+    names = sorted({*made, settings.policy.name, settings.policy.fallback})
+    candidates = [each for name in names for each in _versions_of(name, made.get(name, ""), settings, registry)]
+    yield from itertools.product(candidates, candidates)
 
 
 def _fallback(slot: Slot, settings: Settings, registry: SqlRegistry) -> Policy | None:
