@@ -71,13 +71,12 @@ class ManagerAccess:
         *,
         parallel_submits: int = 0,
         parallel_authentication: bool = False,
-        wait_seconds: float = 10.0,
         max_waiting: int = 8,
     ) -> None:
         self.manager = manager
         #: Held while the manager is called.
         self.lock = threading.Lock()
-        self.wait_seconds = wait_seconds
+        self.wait_seconds = 10.0
         self._waiting = threading.BoundedSemaphore(max_waiting)
         self._parallel_authentication = parallel_authentication
         self._authenticating = threading.BoundedSemaphore(max_waiting)

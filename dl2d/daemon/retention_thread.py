@@ -18,13 +18,7 @@ log = structlog.get_logger()
 PRUNE_SECONDS = 3600.0
 
 
-def prune(
-    store: SqlStore,
-    keep: Keep,
-    clock: Callable[[], float],
-    stop: threading.Event,
-    timer: Callable[[], float] = time.monotonic,
-) -> None:
+def prune(store: SqlStore, keep: Keep, clock: Callable[[], float], stop: threading.Event) -> None:
     """Delete all rows that are too old, in steps; after each step it pauses as long, so that others can write.
 
     ``clock`` gives seconds since 1970. An error is logged; the next call goes on from there.
@@ -32,12 +26,12 @@ def prune(
     deleted, now = 0, clock()
     try:
         while not stop.is_set():
-            begin = timer()
+            begin = time.monotonic()
             step = store.prune(keep, now)
             if not step:
                 break
             deleted += step
-            stop.wait(timer() - begin)
+            stop.wait(time.monotonic() - begin)
     except Dl2dError as error:
         log.warning("old rows were not deleted", error=str(error), kind=type(error).__name__)
     if deleted:

@@ -36,13 +36,7 @@ def lease_seconds(poll_seconds: float) -> float:
 
 
 def wait_for_lease(
-    store: SqlStore,
-    holder: str,
-    poll_seconds: float,
-    service: ServiceManager,
-    stop: threading.Event,
-    *,
-    timer: Callable[[], float] = time.monotonic,
+    store: SqlStore, holder: str, poll_seconds: float, service: ServiceManager, stop: threading.Event
 ) -> bool:
     """Wait until this process holds the lease; false if ``stop`` came first.
 
@@ -60,7 +54,7 @@ def wait_for_lease(
     pause = min(renewal_seconds(poll_seconds), (service.watchdog_seconds or 60.0) / 3)
     unreachable = f"standby cannot reach the store; it tries again in {pause:g} s"
     seen: LeaseSign | None = None
-    since, status = timer(), ""
+    since, status = time.monotonic(), ""
     while not stop.is_set():
         try:
             store.acquire(holder)
@@ -77,8 +71,8 @@ def wait_for_lease(
         try:
             sign = store.lease_sign()
             if sign is None or sign != seen:
-                seen, since = sign, timer()
-            elif timer() - since >= silent_after:
+                seen, since = sign, time.monotonic()
+            elif time.monotonic() - since >= silent_after:
                 store.acquire(holder, silent=sign)
                 log.error(
                     "standby takes over",
