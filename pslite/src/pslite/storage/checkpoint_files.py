@@ -14,7 +14,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,13 +195,10 @@ class Checkpoint:
                 "resume=False"
             )
 
-    def states(self, only: Collection[int] | None = None) -> Iterator[tuple[Block, Array]]:
-        """Yield blocks, all or only some, with their states: weights, then the optimizer's; (1 + slots, elements)."""
+    def states(self) -> Iterator[tuple[Block, Array]]:
+        """Yield all blocks with their states: weights, then the optimizer's; (1 + slots, elements)."""
         for name, file in self.record.files.items():
             place = self.place / name
-            wanted = [number for number in file.blocks if only is None or number in only]
-            if not wanted:
-                continue
             if Path(name).name != name:
                 raise CheckpointError(f"{self.place / _RECORD}: {name!r} is not a file name without a folder")
             try:
@@ -210,7 +207,7 @@ class Checkpoint:
                 if digest != file.sha256:
                     raise CheckpointError(f"{place}: is damaged: its SHA-256 is {digest}, not {file.sha256}")
                 with safe_open(place, framework="np") as tensors:
-                    for number in wanted:
+                    for number in file.blocks:
                         block = self._blocks[number]
                         state = np.ascontiguousarray(tensors.get_tensor(f"block/{number}"))
                         if state.shape != (1 + slots(block.optimizer), block.size) or state.dtype != block.dtype:
