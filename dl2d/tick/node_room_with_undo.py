@@ -18,7 +18,9 @@ from dl2d.tick.place.task_leaving_order import leaving_order, rank_0_worker
 class NodeRoom:
     """Room on each node when all draining tasks have left, and how many tasks each job can spare."""
 
-    def __init__(self, snapshot: Snapshot, listing: RmListing, jobs: ElasticJobs) -> None:
+    def __init__(
+        self, snapshot: Snapshot, listing: RmListing, jobs: ElasticJobs, allocations: Mapping[JobKey, Allocation]
+    ) -> None:
         self._jobs = jobs
         # Nodes that no elastic job may use take no tasks in the snapshot.
         self.capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
@@ -47,12 +49,16 @@ class NodeRoom:
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
         self._held_for_later: dict[str, Resources] = defaultdict(Resources)
         floors = dict(snapshot.floors)
-        #: How many tasks of a group may leave.
+        #: How many tasks of a group may leave, and how many of these for tasks of other jobs: no more than are decided
+        #: above the floor. The others are replacements of tasks that move, and would be started again.
         self._above_floor: dict[TaskGroup, int] = {}
+        self._decided_above_floor: dict[TaskGroup, int] = {}
         for key, held in snapshot.held().items():
             floor = floors.get(key, jobs.requests[key].min_size)
             for role in TASK_ROLES:
-                self._above_floor[key, role] = max(held.count(role) - floor.count(role), 0)
+                group, least = (key, role), floor.count(role)
+                self._above_floor[group] = max(held.count(role) - least, 0)
+                self._decided_above_floor[group] = allocations.get(key, held).count(role) - least
         #: Changes that can be undone: mapping, key and former value.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
         #: What is free on nodes, in thousandths, where it was asked for since it changed last.
@@ -178,14 +184,19 @@ class NodeRoom:
     def _make_room(self, node: str, demand: Resources) -> bool:
         """Let tasks leave a node that their jobs can spare, so that a demand fits there."""
         undo_point = self.undo_point
-        leavers = self._without_which_fits(demand, node, self.can_spare)
+        leavers = self._without_which_fits(demand, node, self._may_make_room)
         for task in leavers or ():
-            if not self.can_spare(task):
+            if not self._may_make_room(task):
                 self.undo(undo_point)
                 return False
+            group = task.job, task.role
+            self.change(self._decided_above_floor, group, self._decided_above_floor[group] - 1)
             self.spare(task)
             self.remove(node, task)
         return leavers is not None
+
+    def _may_make_room(self, task: Task) -> bool:
+        return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
 
     def take_minima(self, keys: Iterable[JobKey]) -> None:
         """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing."""

@@ -61,6 +61,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     snapshot, claim_history = claim_nodes(
         reconciled.snapshot, observed.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
+        allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off, without_replacement=without_replacement,
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip

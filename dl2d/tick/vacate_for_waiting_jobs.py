@@ -30,7 +30,7 @@ from typing import Final
 from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Snapshot
-from dl2d.core.jobs import JobKey
+from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
@@ -68,11 +68,14 @@ def claim_nodes(
     silent: Collection[JobKey],
     now: float,
     lead_seconds: float,
+    allocations: Mapping[JobKey, Allocation],
     backing_off: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
     without_replacement: Collection[TaskGroup] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
+
+    Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for other jobs.
 
     Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``backing_off``, or
     for whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower
@@ -86,7 +89,7 @@ def claim_nodes(
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
     jobs = ElasticJobs(snapshot, listing, silent)
-    room = NodeRoom(snapshot, listing, jobs)
+    room = NodeRoom(snapshot, listing, jobs, allocations)
     search = NodeSearch(room, jobs, without_replacement)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
     # A sort is stable: standing claims come in the order of the listing.

@@ -336,7 +336,7 @@ def test_planned_nodes_that_cannot_be_had_hide_none_behind_them_until_too_many_w
     front = [claim(str(each), 9, user="eve", planned=("n1",), expected_start=start) for each in range(100, 100 + count)]
     behind = claim(nodes=9, priority=1, planned=("n2",) if start < 60 else ("n3",), expected_start=start)
     listing = RmListing(0.0, nodes, anchors, claims=(*front, behind))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0, allocations={})
     assert [node for each in found.claims for node in each.nodes] == claimed
 
 
@@ -628,6 +628,43 @@ def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
     assert world.tick(1.0).plan.stops == ()
 
 
+def keep_free(nodes: int) -> Claim:
+    """Nodes that the site keeps free."""
+    return Claim(
+        handle="partition gpu", user="", priority=-1, nodes=nodes, demand=Resources(), whole=True, standing=True
+    )
+
+
+def starts_and_stops(world: World, ticks: int = 20) -> list[str]:
+    """Which tasks start and which stop in ticks in which nothing else happens."""
+    changed: list[str] = []
+    for _ in range(ticks):
+        plan = world.tick(10.0).plan
+        world.beat()
+        changed += [f"start {each.role} on {each.node}" for each in plan.starts]
+        changed += [f"stop {each.task}" for each in plan.stops]
+    return changed
+
+
+@pytest.mark.parametrize("waiting", [claim(nodes=1, priority=50), keep_free(1)], ids=lambda each: each.handle)
+def test_the_replacement_of_a_floor_task_makes_no_room_for_an_elastic_job_that_waits(waiting: Claim) -> None:
+    """One job has its worker on one node and its server on the other; another elastic job needs a whole node."""
+    with closing(World(cluster_nodes=make_nodes(2, cpu=4), url="")) as world:
+        world.manager.yields = Yields.ALWAYS
+        runs = world.settled(max_workers=1, max_ps=1, worker=Resources.of(cpu=3), ps=Resources.of(cpu=1))
+        assert world.nodes_of(runs) == {"n1", "n2"}
+        waits = world.submit(
+            worker=Resources.of(cpu=4), ps=Resources(), max_workers=2, min_ps=0, max_ps=0,
+            architecture=Architecture.ALLREDUCE,
+        )  # fmt: skip
+        world.settle()
+        world.manager.claims = [waiting]
+        started = follow(world)
+        assert started == ([] if waiting.standing else ["812"])
+        assert bool(world.tasks(waits)) is waiting.standing
+        assert starts_and_stops(world) == []
+
+
 def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_where_their_job_may(world: World) -> None:
     """The rigid job needs n4, which is not for elastic jobs, and one of the others."""
     job = world.submit(max_workers=8, max_ps=8)
@@ -671,7 +708,9 @@ def test_the_claim_of_highest_priority_is_met_as_soon_as_floors_allow_it(others:
             at=15.0 * tick, slot=1, nodes=nodes, jobs=(job,), tasks=tasks, floors=((job.key, Allocation(floor, 0)),)
         )
         listing = RmListing(15.0 * tick, nodes, (anchor,), claims=(claim("812", 2, 9900), *too_many))
-        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        found, history = claim_nodes(
+            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
+        )
         met.append([each.handle for each in found.claims])
     assert met == [[], [], [], ["812"]]
     assert len(history.queue) <= 1001  # those that do not wait any more are forgotten
@@ -703,7 +742,9 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     listing = RmListing(0.0, held, anchors, claims=(claim(nodes=1),))
     history, met = ClaimHistory(), []
     for tick in range(4):
-        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        found, history = claim_nodes(
+            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
+        )
         met.append([each.nodes for each in found.claims])
     assert [("n102",)] in met[:2]
     assert met[2:] == [[("n102",)]] * 2
@@ -827,7 +868,9 @@ def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch:
     listing = RmListing(0.0, tuple(nodes), (anchor,), claims=(*in_vain, claim("last", 1, 1)))
     history, met = ClaimHistory(), []
     for tick in range(8):
-        found, history = claim_nodes(snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0)
+        found, history = claim_nodes(
+            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
+        )
         met.append(bool(found.claims))
     assert met == [False] * 6 + [True] * 2  # it is the last of 33 behind the first eight
 
@@ -849,6 +892,6 @@ def test_tasks_of_floors_move_together_so_that_nodes_become_free(cpus: int, free
     anchors = (RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
     kept = Claim(handle="partition gpu", user="", priority=-1, nodes=40, demand=Resources(), whole=True, standing=True)
     listing = RmListing(0.0, nodes, tuple(anchors), claims=(kept,))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0)
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0, allocations={})
     assert sum(len(each.nodes) for each in found.claims) == free
     assert sum(len(each.leaving) for each in found.claims) == free
