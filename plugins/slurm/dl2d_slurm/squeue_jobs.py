@@ -76,7 +76,7 @@ class Jobs:
 
 
 def watched_fields() -> tuple[str, ...]:
-    """What is asked of squeue where jobs of others are watched."""
+    """What is asked of squeue where there are rules for static jobs (setting ``watch``)."""
     return tuple(dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name")))
 
 
