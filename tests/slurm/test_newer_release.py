@@ -1,4 +1,4 @@
-"""The tests with a real Slurm and with options of sbatch, on the release of Debian's testing distribution.
+"""The tests with a real Slurm and with options of sbatch, on the releases of Debian 13 and of Debian's testing.
 
 Debian 12 has Slurm 22.05; commands of later releases print other things, and plug-ins are built for one release.
 The tests run in a root of their own, with Debian's packages and this interpreter with its packages.
@@ -25,15 +25,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 run = partial(subprocess.run, check=False, capture_output=True, text=True)
 
 REPOSITORY = Path(__file__).parents[2]
-SUITE = "forky"
+#: Debian's distribution with each of these releases of Slurm.
+SUITES = {"24.11": "trixie", "26.05": "forky"}
 PACKAGES = (
     "munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,slurm-wlm-jwt-plugin,slurmrestd,iproute2,procps,"
-    "gcc,libc6-dev,libslurm-dev,liblua5.1-0,slurmdbd,mariadb-server"
+    "gcc,libc6-dev,libslurm-dev,liblua5.1-0"
 )
+ACCOUNTING = ",slurmdbd,mariadb-server"
 TESTS = (
     *("tests/slurm/test_real_slurm.py", "tests/slurm/test_spank_plugin.py", "tests/end_to_end/test_slurm_options.py"),
     *("tests/end_to_end/test_slurm_without_root.py", "tests/slurm/test_job_reason_codes.py"),
-    "tests/end_to_end/test_slurm_limits.py",
     # Of the contract suite what Debian 12's slurmrestd is too old for; anchors of Slurm are submitted by users.
     *("tests/contract", "-k", "not test_resource_manager or (slurm-rest and not anchor)"),
 )
@@ -63,15 +64,15 @@ exec chroot "$root" env --ignore-environment --chdir="$repository" \
 
 
 @contextmanager
-def later_root(packages: str) -> Iterator[Path]:
-    """A Debian of a later release with Slurm, in which this interpreter runs."""
+def later_root(release: str, packages: str = PACKAGES) -> Iterator[Path]:
+    """A Debian with this release of Slurm, in which this interpreter runs."""
     if os.geteuid() != 0 or not shutil.which("debootstrap") or not shutil.which("unshare"):
         pytest.skip("a Debian root with a later Slurm needs root, debootstrap and unshare: make test-deps")
     sites = run(["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages"]).stdout.split()
     folder = Path(tempfile.mkdtemp(prefix="dl2-newer-slurm-"))
     try:
         folder.chmod(0o755)  # ordinary users run tasks in it
-        command = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, str(folder)]
+        command = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITES[release], str(folder)]
         script = "/usr/share/debootstrap/scripts/sid"  # debootstrap of Debian 12 knows no later release by name
         try:
             made = run([*command, *sites[:1], script], timeout=420)
@@ -124,12 +125,18 @@ def summary(root: Path, *tests: str, timeout: float) -> str:
 
 
 def test_what_depends_on_the_release_holds_for_a_later_one() -> None:
-    with later_root(PACKAGES) as root:
+    with later_root("26.05") as root:
         assert "skipped" not in summary(root, "-m", "", *TESTS, timeout=900)
+
+
+@pytest.mark.nightly
+def test_what_depends_on_the_release_holds_for_the_first_one_with_a_slurmrestd_that_is_used() -> None:
+    with later_root("24.11", PACKAGES + ACCOUNTING) as root:
+        summary(root, "-m", "", "tests/end_to_end/test_slurm_limits.py", *TESTS, timeout=1500)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5400)
 def test_all_that_holds_for_a_real_slurm_holds_for_a_later_release() -> None:
-    with later_root(PACKAGES) as root:
+    with later_root("26.05", PACKAGES + ACCOUNTING) as root:
         summary(root, *ALL_TESTS, timeout=4800)
