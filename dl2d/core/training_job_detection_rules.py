@@ -31,7 +31,7 @@ class StaticJobRule(Record):
     #: So many of the workers are parameter servers; 0: the workers exchange gradients among themselves.
     ps: Annotated[int, Whole(0, _MAX_TASKS)] = 0
     #: Fewest workers and parameter servers together.
-    min_tasks: Annotated[int, Whole(1, _MAX_TASKS)] = 2
+    least: Annotated[int, Whole(1, _MAX_TASKS)] = 2
     #: Length of a job of which no time limit is known, in hours.
     hours: Annotated[float, Number(_MAX_HOURS, least=0.01)] = 24.0
 
@@ -58,7 +58,7 @@ class StaticJobRule(Record):
         known
             It had enough tasks before, and may have too few, or none, now.
         """
-        if (count < max(self.min_tasks, self.ps + 1) and not known) or count > _MAX_TASKS:
+        if (count < max(self.least, self.ps + 1) and not known) or count > _MAX_TASKS:
             return None
         return StaticJob(
             name="".join(char if char.isprintable() else "?" for char in name)[:128].strip() or self.model,

@@ -176,8 +176,8 @@ def test_tasks_are_spread_evenly_and_in_order(nodes: int, count: int) -> None:
         ({"partition": "gpu", "model": "bert", "size": "GPU!"}, r"watch\[0\].size: expected tasks or a resource"),
         ({"partition": "gpu", "model": "bert", "ps": 1.5}, r"watch\[0\].ps: expected a whole number from 0"),
         (
-            {"partition": "gpu", "model": "bert", "min_tasks": 0},
-            r"watch\[0\].min_tasks: expected a whole number",
+            {"partition": "gpu", "model": "bert", "least": 0},
+            r"watch\[0\].least: expected a whole number",
         ),
         ({"partition": "gpu", "model": "bert", "hours": True}, r"watch\[0\].hours: expected a number"),
     ],
