@@ -1,4 +1,4 @@
-"""Answered heartbeats: since when each coordinator was answered without a gap, and which were told that they ended."""
+"""Answered heartbeats: since when each coordinator was answered without a gap, and whose jobs have sent some."""
 
 from __future__ import annotations
 
@@ -44,25 +44,31 @@ class AnsweredHeartbeats:
         return None if answered is None else answered[0]
 
 
-class EndedJobs:
-    """Jobs that have ended and have sent a heartbeat since; in memory, and safe for threads.
+class JobOwners:
+    """Whose jobs have sent a heartbeat, and which of them had ended by then; in memory, and safe for threads.
 
-    Their users still have their credentials, and an array of short jobs leaves hundreds of them.
+    Users still have the credentials of jobs that have ended, and an array of short jobs leaves hundreds of them.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The uids of their users, by job.
-        self._ended: OrderedDict[str, int] = OrderedDict()
+        #: By job, the uid of its user and whether it has ended.
+        self._jobs: OrderedDict[str, tuple[int, bool]] = OrderedDict()
 
-    def add(self, slug: str, uid: int) -> None:
+    def note(self, slug: str, uid: int, *, ended: bool) -> None:
         """Remember a job of a user."""
         with self._lock:
-            self._ended[slug] = uid
-            if len(self._ended) > _MAX_JOBS:
-                self._ended.popitem(last=False)
+            self._jobs[slug] = uid, ended
+            self._jobs.move_to_end(slug)
+            if len(self._jobs) > _MAX_JOBS:
+                self._jobs.popitem(last=False)
 
-    def owner(self, slug: str) -> int | None:
-        """The uid of the user of a job that has ended; None of others, and where it is not remembered."""
+    def uid(self, slug: str) -> int | None:
+        """The uid of a job's user; None where it is not remembered."""
         with self._lock:
-            return self._ended.get(slug)
+            return self._jobs.get(slug, (None, False))[0]
+
+    def has_ended(self, slug: str) -> bool:
+        """Whether a job is known to have ended."""
+        with self._lock:
+            return self._jobs.get(slug, (None, False))[1]

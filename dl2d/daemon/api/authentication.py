@@ -37,7 +37,7 @@ from dl2d.daemon.api.route_dependencies import Services
 
 log = structlog.get_logger()
 
-_TOO_MANY_HEARTBEATS = "heartbeats of this job, or too large ones"
+TOO_MANY_HEARTBEATS = "heartbeats of this job, or too large ones"
 #: Characters of a name that a client without a credential chooses, in the log.
 _MAX_LOGGED = 100
 
@@ -136,18 +136,17 @@ class HeartbeatRoute(JobRoute):
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
         slug, services = request.path_params["slug"], _services(request)
-        uid = services.ended.owner(slug)
-        if uid is None:
-            allowed = services.heartbeat_rate.take(slug, self._tokens(request))
+        if services.owners.has_ended(slug):
+            allowed = services.rate.take(f"ended/{services.owners.uid(slug)}", self._tokens(request))
         else:
-            allowed = services.rate.take(f"ended/{uid}", self._tokens(request))
+            allowed = services.heartbeat_rate.take(slug, self._tokens(request))
         if not allowed:
-            raise too_many(_TOO_MANY_HEARTBEATS)
+            raise too_many(TOO_MANY_HEARTBEATS)
 
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Answer an admitted request in a turn of its job, once it has arrived whole."""
+        """Answer an admitted request in a turn of its job and then of its user, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
-        if services.ended.owner(slug) is not None:
+        if services.owners.has_ended(slug):
             await _drop_body(request)
             return JSONResponse(stop_answer(services.heartbeat_seconds()))
         cost = await self.receive_body(request)
@@ -156,8 +155,11 @@ class HeartbeatRoute(JobRoute):
         too_many_wait = turns.waiting(slug) >= MAX_WAITING_HEARTBEATS
         tokens, taken = cost // COST_PER_REQUEST, self._tokens(request)
         if too_many_wait or not services.heartbeat_rate.take(slug, tokens, taken=taken):
-            raise too_many(_TOO_MANY_HEARTBEATS)
-        async with turns.turn(slug, connection_of(request)):
+            raise too_many(TOO_MANY_HEARTBEATS)
+        uid = services.owners.uid(slug)
+        user = f"job {slug}" if uid is None else f"user {uid}"  # the first heartbeat of a job tells whose it is
+        connection = connection_of(request)
+        async with turns.turn(slug, connection), services.heartbeat_user_turns.turn(user, connection):
             return await handle(request)
 
     def _tokens(self, request: Request) -> int:

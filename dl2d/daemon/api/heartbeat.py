@@ -21,8 +21,9 @@ from pslite.job.printable_text import printable
 MAX_MEMBERS = 20_000
 MAX_TEXT = 4096
 MAX_GPUS = 256
-#: Plans in a report; each becomes a row in the store. A coordinator reports its last 200.
-MAX_PLANS = 1000
+#: Plans taken from a report; each becomes a row in the store. A coordinator reports at most 200 at a time; older
+#: runtimes reported all that they had not reported yet.
+MAX_PLANS = 200
 #: Tasks that all plans of a report together add and remove; the store keeps no more of them.
 MAX_PLAN_TASKS = 20_000
 #: Characters kept of a text on a task of a static job, which dl2d does not start.
@@ -32,6 +33,8 @@ MAX_STATIC_TEXT = 500
 _Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
 # A longer text is cut and not refused: it may say why a job ended.
 _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstance(said, str) else said)]
+# The newest of a longer list are taken, which come last.
+_Plans = BeforeValidator(lambda said: said[-MAX_PLANS:] if isinstance(said, list) else said)
 _TaskId = Annotated[str, Field(pattern=r"^(worker|ps)-[0-9]{1,18}$")]
 #: Ids of tasks that a coordinator starts itself; what it says of others is not kept.
 _STATIC_TASK = re.compile(r"(worker|ps)-[0-9]{1,4}")
@@ -147,7 +150,7 @@ class Heartbeat(_Message):
     samples_per_second: float | None = None
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     plan: _Count = 0
-    plans: Annotated[tuple[PlanReport, ...], Field(max_length=MAX_PLANS, fail_fast=True)] = ()
+    plans: Annotated[tuple[PlanReport, ...], Field(fail_fast=True), _Plans] = ()
     result: Result | None = None
     # From which version on weights are not those of an undisturbed run: a server was lost with optimizer state.
     inexact_from: _Count | None = None

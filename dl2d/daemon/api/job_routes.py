@@ -21,6 +21,7 @@ from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.daemon.api.authentication import (
+    TOO_MANY_HEARTBEATS,
     ContainerRoute,
     HeartbeatRoute,
     PublicRoute,
@@ -32,7 +33,7 @@ from dl2d.daemon.api.authentication import (
 )
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, stop_answer, targets
 from dl2d.daemon.api.job_admission import check_options
-from dl2d.daemon.api.request_limits import TASKS_PER_RATE, too_many
+from dl2d.daemon.api.request_limits import PLANS_PER_HEARTBEAT, TASKS_PER_RATE, too_many
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.store.sql_store import SqlStore
@@ -217,10 +218,12 @@ def heartbeat(
 ) -> dict[str, object]:
     """Take a coordinator's report, and answer with the tasks that should be members of its job."""
     at = services.clock()
+    services.owners.note(job.key.slug, job.owner.uid, ended=job.state.ended)
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
-        services.ended.add(job.key.slug, job.owner.uid)
         return stop_answer(services.heartbeat_seconds())
+    if not services.heartbeat_rate.take(job.key.slug, len(beat.plans) / PLANS_PER_HEARTBEAT):
+        raise too_many(TOO_MANY_HEARTBEATS)
     if not services.taken.take(job.key, beat.sender, beat.number):
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was received before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.

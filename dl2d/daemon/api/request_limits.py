@@ -40,12 +40,17 @@ _MAX_WAITING = 64
 PUBLIC_SECONDS = 0.01
 #: Heartbeats that are served at once, each of another job. The server has 40 threads.
 MAX_HEARTBEATS = 16
+#: The same of the jobs of one user. Others are served between them, however many jobs the user has.
+MAX_HEARTBEATS_OF_USER = 2
 #: Heartbeats of one job that may wait for its turn. A coordinator sends the next one after the answer.
 MAX_WAITING_HEARTBEATS = 4
 #: Largest body of a request with a credential, in bytes: a heartbeat of a job with thousands of tasks.
 MAX_BODY_BYTES = 4 * 1024 * 1024
 #: In the rate of its job, a heartbeat counts as one more for each full multiple of this size, bytes.
 BYTES_PER_HEARTBEAT = 64 * 1024
+#: In the rate of its job, a heartbeat counts as one more for so many membership changes that it reports: each is
+#: written into the store, which has one writer.
+PLANS_PER_HEARTBEAT = 10
 #: Largest ``parsing_cost`` of a body. A heartbeat of 20,000 members that all have ended costs about 65,000.
 MAX_PARSING_COST = 100_000
 #: The same of a request without a credential. Of a command and an environment of 10,000 words each it is 4,000.

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import pwd
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.daemon_mode import Mode
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats, EndedJobs
+from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats, JobOwners
 from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.request_limits import (
     HEARTBEATS_PER_SECOND,
     JOB_LOG_SECONDS,
     MAX_HEARTBEATS,
+    MAX_HEARTBEATS_OF_USER,
     MAX_WAKES,
     PUBLIC_SECONDS,
     WAKES_PER_SECOND,
@@ -65,8 +67,12 @@ class Services:
     #: Turns of refusals of requests with one, by job. While the store is away, the heartbeats of all jobs are refused:
     #: whoever asks for the daemon's health is not to wait for them.
     refusal_turns: FairTurns = field(default_factory=lambda: FairTurns(1, pause=PUBLIC_SECONDS))
-    #: Turns of jobs in which their heartbeats are served.
-    heartbeat_turns: FairTurns = field(default_factory=lambda: FairTurns(MAX_HEARTBEATS))
+    #: Turns of heartbeats: of those of a job one is served or waits for a turn of its user.
+    heartbeat_turns: FairTurns = field(default_factory=lambda: FairTurns(sys.maxsize))
+    #: Turns of users in which the heartbeats of their jobs are served: the store has one writer.
+    heartbeat_user_turns: FairTurns = field(
+        default_factory=lambda: FairTurns(MAX_HEARTBEATS, each=MAX_HEARTBEATS_OF_USER)
+    )
     #: Names of users who see the jobs of all users, besides root and the daemon's account.
     operators: Callable[[], frozenset[str]] = frozenset
     #: Name of the user with an id; raises ``KeyError`` where there is none.
@@ -74,7 +80,7 @@ class Services:
     taken: TakenHeartbeats = field(default_factory=TakenHeartbeats)
     refused: RefusedJobs = field(default_factory=RefusedJobs)
     answered: AnsweredHeartbeats = field(default_factory=AnsweredHeartbeats)
-    ended: EndedJobs = field(default_factory=EndedJobs)
+    owners: JobOwners = field(default_factory=JobOwners)
 
     def may_log(self, event: str, whose: str, seconds: float = JOB_LOG_SECONDS) -> bool:
         """Whether an event that a user can cause is logged now: not each time, as it could fill the log."""

@@ -31,6 +31,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
+from dl2d.daemon.api.heartbeat import MAX_PLANS
 from dl2d.daemon.api.request_limits import heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryManager
@@ -794,16 +795,25 @@ class TestHeartbeat:
             assert world.heartbeat(job, state="running", plans=[{**plan, "added": [name]}]).status_code == 422
 
     def test_all_plans_of_a_report_together_have_a_bounded_number_of_tasks(self, world):
-        job = world.submit(max_workers=16, max_ps=16)
-        tasks = [f"worker-{number}" for number in range(32)]
+        job = world.submit(max_workers=32, max_ps=32)
+        tasks = [f"worker-{number}" for number in range(64)]
         plans = [
             {"number": number, "first_version": 7, "workers": 3, "servers": 2, "added": tasks, "removed": tasks}
-            for number in range(400)
+            for number in range(MAX_PLANS)
         ]
         assert world.heartbeat(job, state="running", plans=plans).status_code == 200
         kept = world.store.runtime_plans(job)
-        assert len(kept) == 400
+        assert len(kept) == MAX_PLANS
         assert sum(len(plan.added) + len(plan.removed) for plan in kept) == 20_000
+
+    def test_of_a_long_list_of_plans_the_newest_are_kept(self, world):
+        """Older runtimes reported all plans that the daemon had not taken yet."""
+        job = world.submit()
+        plans = [
+            {"number": number, "first_version": 7, "workers": 3, "servers": 2} for number in range(1, MAX_PLANS + 51)
+        ]
+        assert world.heartbeat(job, state="running", plans=plans).status_code == 200
+        assert [plan.number for plan in world.store.runtime_plans(job)] == [*range(51, MAX_PLANS + 51)]
 
     def test_tasks_that_a_job_does_not_have_do_not_count(self, world):
         job = running(world)

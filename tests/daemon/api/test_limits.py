@@ -33,7 +33,7 @@ from dl2d.daemon.api.connection_limits import (
     client_group,
     is_loopback,
 )
-from dl2d.daemon.api.request_limits import RateLimiter, parsing_cost
+from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, MAX_HEARTBEATS_OF_USER, RateLimiter, parsing_cost
 from dl2d.testing.builders import OWNER
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
@@ -171,6 +171,17 @@ def test_heartbeats_of_very_many_small_objects_count_as_several(make_world):
     assert [world.heartbeat(job, **gpus).status_code for _ in range(2)] == [200, 429]
     world.now += 30.0
     assert world.heartbeat(job, **gpus).status_code == 200
+
+
+def test_heartbeats_count_as_several_for_the_membership_changes_that_they_report(make_world):
+    """Each is a row in the store, which has one writer: 4 jobs that reported 1000 each kept it from all others."""
+    world = make_world(beat_burst=30.0)
+    job, other = world.submit(), world.submit()
+    plans = [{"number": number, "first_version": 7, "workers": 3, "servers": 2} for number in range(200)]
+    answers = [world.heartbeat(each, plans=plans) for each in (job, job, other)]
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    world.now += 30.0
+    assert world.heartbeat(job, plans=plans).status_code == 200
 
 
 @pytest.mark.parametrize("junk", [b"{},", b"[],", b"0,0,0,0,0,", b'"[",[],'])
@@ -432,6 +443,33 @@ def test_heartbeats_of_one_job_that_wait_leave_connections_to_others(make_world,
             with httpx2.Client(base_url=world.api_url, timeout=30, trust_env=False) as world.client:
                 assert world.heartbeat(other, version=number).status_code == 200
         opened.set()
+
+
+def test_the_heartbeats_of_other_users_go_between_those_of_a_user_with_many_jobs(make_world, monkeypatch):
+    world = make_world()
+    jobs, other = [world.submit() for _ in range(MAX_HEARTBEATS + 4)], world.submit()
+    world.store.change_job(other, JobChange(owner=Owner("bob", OWNER.uid + 1, OWNER.gid)), world.now)
+    for job in (*jobs, other):
+        assert world.heartbeat(job).status_code == 200
+    opened, begun, named = threading.Event(), Counter[JobKey](), world.store.named_tasks
+
+    def hang(key: JobKey, ids: set[str]) -> object:
+        if key in jobs:
+            begun[key] += 1
+            opened.wait(60)
+        return named(key, ids)
+
+    monkeypatch.setattr(world.store, "named_tasks", hang)
+    with ExitStack() as clients:
+        channels = [clients.enter_context(socket.create_connection(world.server.address)) for _ in jobs]
+        for channel, job in zip(channels, jobs, strict=True):
+            channel.sendall(b"".join(beat_of(world, job)))
+        for number in range(5):
+            assert world.heartbeat(other, version=number).status_code == 200
+        assert len(begun) <= MAX_HEARTBEATS_OF_USER
+        opened.set()
+        for channel in channels:  # none of that user's is refused
+            assert channel.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_addresses_take_turns_however_many_requests_each_has(make_world):
