@@ -37,7 +37,10 @@ _Text = Annotated[str, BeforeValidator(lambda said: said[:MAX_TEXT] if isinstanc
 _Plans = BeforeValidator(lambda said: said[-MAX_PLANS:] if isinstance(said, list) else said)
 _TaskId = Annotated[str, Field(pattern=r"^(worker|ps)-[0-9]{1,18}$")]
 #: Ids of tasks that a coordinator starts itself; what it says of others is not kept.
-_STATIC_TASK = re.compile(r"(worker|ps)-[0-9]{1,4}")
+_STATIC_TASK = re.compile(r"(worker|ps)-([0-9]{1,6})")
+#: A task that replaces one that has ended has the next number; of so many more than the job may have at a time, what
+#: its coordinator says is kept.
+_MAX_REPLACED = 100
 _Count = Annotated[int, Field(ge=0, le=2**62)]
 _MIB = 1 << 20
 #: Range of training speeds, in samples or updates a second; a speed outside it counts as not reported. Speeds are
@@ -220,7 +223,7 @@ def receive(
             changes.append(TaskChange(job.key, task.id, reached, note=note))
     not_recorded = set(unknown)
     if job.static:  # the store has none of its tasks: its coordinator starts them itself
-        not_recorded = {member.task for member in beat.members if not _STATIC_TASK.fullmatch(member.task)}
+        not_recorded = {member.task for member in beat.members if not _is_static_task(member.task, job.request)}
     state = _JOB_STATES[beat.state]
     end_reason = _end_reason(job.request, beat, state) if state.ended else ""
     if state is JobState.CANCELLED and anchor_decides:
@@ -267,6 +270,15 @@ def _active_counts(job: Job, known: Mapping[str, Task], beat: Heartbeat) -> Coun
     if not job.static:
         active = {name: task.role for name, task in known.items() if name in active and not task.state.ended}
     return Counter(active.values())
+
+
+def _is_static_task(name: str, request: JobRequest) -> bool:
+    """Whether a job that starts its tasks itself may have one of this name."""
+    match = _STATIC_TASK.fullmatch(name)
+    if match is None:
+        return False
+    most = request.max_workers if match[1] == "worker" else request.max_ps
+    return most > 0 and int(match[2]) < most + _MAX_REPLACED
 
 
 def _without_newcomers(request: JobRequest, most: int | None) -> JobRequest | None:

@@ -450,7 +450,14 @@ class TestObserving:
         assert world.heartbeat(key, state="running", members=too_many_members()).status_code == 200
         job = world.store.job(key)
         assert (job.progress.workers, job.progress.ps) == (job.request.max_workers, job.request.max_ps)
-        assert [report.task for report in world.store.task_reports(key)] == ["worker-9999"]
+        assert world.store.task_reports(key) == ()
+        last = job.request.max_workers + 99  # one that replaces another has a new number
+        members = [
+            {"task": f"worker-{number}", "role": "worker", "state": "active", "usage": {"cpu_seconds": 1.0}}
+            for number in (0, last, last + 1)
+        ]
+        assert world.heartbeat(key, state="running", members=members).status_code == 200
+        assert [report.task for report in world.store.task_reports(key)] == ["worker-0", f"worker-{last}"]
 
     def test_texts_on_its_tasks_are_cut(self, world):
         """It may name 20,000 tasks; the daemon gives it none, and so does not know which there are."""
