@@ -132,9 +132,11 @@ class Health:
                 "the resource manager's listing is incomplete, so nothing is ended or stopped but cancelled jobs: "
                 + " and ".join(reasons)
             )
-        if report.remarks:
-            more = f" (and {len(report.remarks) - 1} more)" if len(report.remarks) > 1 else ""
-            problems.append(f"not stopped: {report.remarks[0]}{more}")
+        if report.remarks:  # they may hold what users have written
+            problems.append(
+                f"not stopped: {counted(len(report.remarks), 'job')} of the resource manager that should end; the "
+                "daemon's log says why"
+            )
         if report.set_aside is not None:
             problems.append(
                 f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "

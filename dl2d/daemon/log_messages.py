@@ -53,11 +53,12 @@ class TickLog:
         return True
 
     def _write_listing(self, report: Report) -> None:
-        before, self._listing = self._listing, (bool(report.incomplete), report.remarks)
+        remarks = (*report.remarks, *report.stray_remarks)
+        before, self._listing = self._listing, (bool(report.incomplete), remarks)
         if report.incomplete and not before[0]:
             log.error("listing is incomplete; until it is complete, nothing is ended or stopped but cancelled jobs",
                       reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
         elif before[0] and not report.incomplete:
             log.info("listing is complete again")
-        if report.remarks and report.remarks != before[1]:
-            log.warning("not stopped", reasons=report.remarks[:_MAX_REASONS], count=len(report.remarks))
+        if remarks and remarks != before[1]:
+            log.warning("not stopped", reasons=remarks[:_MAX_REASONS], count=len(remarks))

@@ -46,8 +46,10 @@ class Changes:
     tasks: tuple[TaskChange, ...] = ()
     #: Listed jobs that the resource manager has to stop, with the reason.
     stops: tuple[tuple[RmJob, str], ...] = ()
-    #: Listed jobs that are not stopped, since they may not be dl2d's; one sentence each.
+    #: Tasks and anchors that have to end and are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...] = ()
+    #: The same of strays, whose tags users may have written.
+    stray_remarks: tuple[str, ...] = ()
 
 
 def compare(
@@ -102,23 +104,24 @@ def compare(
     )  # fmt: skip
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
-    remarks: list[str] = []
+    stray_remarks: list[str] = []
     if matches.strays:
         live_tags = {task.tag for task in live.tasks} | {task_tag(job.key, ANCHOR) for job in live.jobs}
-        stray_stops, remarks = compare_strays(matches, live_tags, strays_asked_for)
+        stray_stops, stray_remarks = compare_strays(matches, live_tags, strays_asked_for)
     if listing.incomplete:
         # What a user has ordered follows from the store, and not from what the listing may lack.
         ordered = {job.key for job in ended_jobs if job.state is JobState.CANCELLED}
         stops = [stop for stop in stops if stop[1] is not None and stop[1].key in ordered]
-    else:
-        stops += stray_stops
-    allowed, not_allowed = _allowed_stops(stops, live.tasks, tasks_as_owner=tasks_as_owner)
+        stray_stops = []
+    allowed, remarks = _allowed_stops(stops, live.tasks, tasks_as_owner=tasks_as_owner)
+    strays_allowed, not_allowed = _allowed_stops(stray_stops, live.tasks, tasks_as_owner=tasks_as_owner)
     return Changes(
         jobs=tuple(of_jobs.changes),
         new_jobs=tuple(of_jobs.new_jobs),
         tasks=tuple(task_changes),
-        stops=tuple(allowed),
-        remarks=(*remarks, *not_allowed),
+        stops=(*allowed, *strays_allowed),
+        remarks=tuple(remarks),
+        stray_remarks=(*stray_remarks, *not_allowed),
     )
 
 

@@ -61,8 +61,9 @@ class Reconciled:
     calling_since: Mapping[JobKey, float]
     #: The guard's state after this tick; it is in the store.
     guard_state: GuardState
-    #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
+    #: Jobs of the resource manager that are not stopped (``Changes``).
     remarks: tuple[str, ...]
+    stray_remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
     missing: Missing
     state_since: Mapping[str, tuple[TaskState, float]]
@@ -152,6 +153,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         calling_since=calling_since,
         guard_state=guard_state,
         remarks=changes.remarks,
+        stray_remarks=changes.stray_remarks,
         missing=missing,
         state_since=state_since,
         ended_until=ended_until,

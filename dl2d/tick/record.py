@@ -43,8 +43,10 @@ class Report:
     incomplete: tuple[str, ...] = ()
     #: What an administrator should know of it (``RmListing.remarks``).
     listing_remarks: tuple[str, ...] = ()
-    #: Jobs of the resource manager that are not stopped, since they may not be dl2d's; one sentence each.
+    #: Tasks and anchors that have to end and are not stopped, since they may not be dl2d's; one sentence each.
     remarks: tuple[str, ...] = ()
+    #: The same of strays, whose tags users may have written: for the log alone.
+    stray_remarks: tuple[str, ...] = ()
 
     @property
     def decision(self) -> Decision:

@@ -53,7 +53,10 @@ def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity,
 def compare_strays(
     matches: Matches, live_tags: Collection[str], known: Mapping[RmIdentity, Job | None]
 ) -> tuple[list[tuple[RmJob, Job | None, str]], list[str]]:
-    """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's."""
+    """The strays that have to be stopped, with their job and the reason; and remarks on those that are not dl2d's.
+
+    Users write these tags: what a remark says, and how many there are, is for the log alone.
+    """
     stops: list[tuple[RmJob, Job | None, str]] = []
     remarks = []
     for stray, key, name in matches.strays:

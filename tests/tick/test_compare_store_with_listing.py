@@ -174,8 +174,8 @@ def test_orphans() -> None:
         (a_job(), an_rm_job(R.RUNNING, handle="o", user="eve"), ("worker-0",)),
     ):
         found = see(job, [], [ANCHOR_RUNS, listed], asked=asked)
-        assert found.stops == ()
-        assert found.remarks
+        assert found.stops == found.remarks == ()
+        assert found.stray_remarks
 
 
 def test_marks_of_other_clusters_and_jobs_without_a_mark_are_not_ours() -> None:

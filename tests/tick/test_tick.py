@@ -690,8 +690,14 @@ def test_what_another_stores_daemon_started_is_left_alone(build, world: World) -
     world.now += 3600
     report = world.tick()
     assert world.manager.live() == running
-    assert [remark.partition(" ")[0] for remark in report.remarks] == [rm_job.handle for rm_job in running]
+    assert [remark.partition(" ")[0] for remark in report.stray_remarks] == [rm_job.handle for rm_job in running]
     assert job is not None
+    health = Health(lambda: world.now)
+    health.completed(report)  # users can write such tags
+    assert health.status().problems == ()
+    health.completed(replace(report, remarks=("7 of user eve is not stopped (call 555 now)", "8 of user eve, too")))
+    (problem,) = health.status().problems
+    assert problem == "not stopped: 2 jobs of the resource manager that should end; the daemon's log says why"
 
 
 def test_a_drained_node_gets_nothing_new_and_keeps_what_it_has(world: World) -> None:
