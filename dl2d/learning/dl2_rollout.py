@@ -117,16 +117,6 @@ class Ground:
         return FrontierArrays(made)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Played:
-    """How it went in each of N clusters; shape (N,) unless it says otherwise."""
-
-    #: Mean completion time in slots; jobs that had not ended when play was broken off count up to then.
-    jct: Floats
-    #: Completion times, shape (N, J); NaN where a job had not ended, or there is none.
-    completion: Floats
-
-
 def play(
     ground: Ground,
     surfaces: FrontierArrays,
@@ -138,7 +128,7 @@ def play(
     epochs_error: float = 0.0,
     most_slots: int = 2000,
     seen: Callable[[Clusters, SlotReport], None] | None = None,
-) -> Played:
+) -> Floats:
     """Play N clusters to their ends.
 
     Parameters
@@ -151,6 +141,11 @@ def play(
         Of each cluster; those with equal ones draw the same noise.
     seen
         Is told of each slot.
+
+    Returns
+    -------
+    Mean completion time in slots of each cluster, shape (N,); jobs that had not ended when play was broken off count up
+    to then.
     """
     count = len(workloads)
     clusters = Clusters(ground.library, count, speed_noise=speed_noise, epochs_error=epochs_error)
@@ -167,7 +162,7 @@ def play(
         if seen is not None:
             seen(clusters, report)
     waited = np.maximum(clusters.slot[:, None] - clusters.submit, 0.0)
-    return Played(clusters.mean_completion(waited), clusters.completion())
+    return clusters.mean_completion(waited)
 
 
 def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints, weights: Floats) -> None:

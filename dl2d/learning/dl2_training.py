@@ -200,12 +200,12 @@ class Trainer:
 
         def cost(members: Floats) -> Floats:
             count = len(members)
-            played = play(
+            jct = play(
                 self._ground, surfaces, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
                 seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
                 seen=measuring(self._ground, measurements) if self.settings.measuring else None,
             )  # fmt: skip
-            logs: Floats = np.log(played.jct).reshape(count, -1).mean(axis=1)
+            logs: Floats = np.log(jct).reshape(count, -1).mean(axis=1)
             return logs
 
         return advance(search, self.settings.step, rng, cost)
@@ -219,7 +219,7 @@ class Trainer:
         surfaces = self._looked_at.surfaces(GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism)
         count = len(self.validation[0])
         every = np.arange(count * len(self.validation))
-        jct = play(self._looked_at, surfaces, every, state.search.weights[None], seeds=every.tolist()).jct
+        jct = play(self._looked_at, surfaces, every, state.search.weights[None], seeds=every.tolist())
         look = Look(
             iteration=state.search.iteration,
             jct=tuple(jct.reshape(-1, count).mean(axis=1).tolist()),

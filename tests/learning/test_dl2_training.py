@@ -21,6 +21,7 @@ from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2.scoring import initial_weights
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
+from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -138,10 +139,16 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     for workload in (*workloads, drawn(seed, jobs=8)):  # nodes of the last one are not alike
         ground = Ground([replace(workload, slot_seconds=60.0)])
         surfaces = ground.surfaces(GaussianProcess(by_kind(state.measured)), 0.0)
-        played = play(ground, surfaces, np.zeros(1, int), state.best[None], seeds=[0])
+        seen: list[Clusters] = []
+        jct = play(
+            ground, surfaces, np.zeros(1, int), state.best[None], seeds=[0],
+            seen=lambda clusters, report, seen=seen: seen.append(clusters),
+        )  # fmt: skip
         again = replace(workload, slot_seconds=60.0)
         told = replay(again, Deaf(policy), PAPER.placement, rules=PAPER.rules, timer=time.perf_counter)
-        assert played.completion[0, : len(workload.jobs)] == pytest.approx([job.jct for job in told.jobs], rel=1e-9)
+        times = seen[-1].completion()[0, : len(workload.jobs)]
+        assert times == pytest.approx([job.jct for job in told.jobs], rel=1e-9)
+        assert jct[0] == pytest.approx(told.avg_jct, rel=1e-9)
 
 
 def test_speeds_are_what_jobs_showed_and_the_table_is_not_read() -> None:
