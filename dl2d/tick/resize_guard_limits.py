@@ -13,12 +13,14 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
 growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
-cool-down protects. Tasks of a job that has never had its minimum size count as growth.
+cool-down protects. Tasks of a job that has never had its minimum size count as growth, with one exception: in an
+exceeded limit (4), which policies do not know, the minimum sizes of such jobs come before what other jobs have above
+theirs.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -33,8 +35,8 @@ from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
 
-#: Maximum number of claims named in a reason.
-_MAX_CLAIMS_SHOWN = 3
+#: Maximum number of claims or jobs named in a reason.
+_MAX_SHOWN = 3
 
 
 def guard(
@@ -79,8 +81,12 @@ def guard(
     sums += _add_growth_limits(job_limits, snapshot, growth_limits)
     for each in job_limits:
         each.give(each.desired)
-    if rules.churn or any(total.exceeded() for total in sums):
+    exceeded = [total for total in sums if total.exceeded()]
+    if rules.churn or exceeded:
         _reserve(job_limits)
+        members = Counter(total for each in job_limits for total in each.sums)
+        limits = [total for total in exceeded if total.constraint is Constraint.LIMIT and members[total] > 1]
+        _keep_minimum_sizes(job_limits, limits, rules, len(guard_state.started_at))
         _grow_in_submit_order(job_limits, rules, len(guard_state.started_at))
         for total in sums:
             _report_excess(total, job_limits)
@@ -102,6 +108,10 @@ class _JobLimits:
     desired: Allocation
     #: What is kept for it while other jobs grow: what it has, unless a sum is smaller or it cannot train with that.
     reserved: Allocation
+    #: Its minimum size, if it has never had that and limits keep it free for the job; besides ``reserved``.
+    minimum: Allocation = NOTHING
+    #: Jobs to whose minimum sizes it yields in a limit.
+    yields_to: list[Job] = field(default_factory=list)
     #: What it gets, as decided so far.
     given: Allocation = NOTHING
     silent: bool = False
@@ -129,6 +139,8 @@ class _Sum:
     limit: Mapping[str, int]
     #: Whether a resource that ``limit`` does not name has the bound 0; otherwise it has no bound.
     complete: bool = False
+    #: The bound where ``limit`` also has what jobs have beyond it and keep, as no other job needs it; else None.
+    limit_without_excess: Mapping[str, int] | None = None
     total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, request: JobRequest, allocation: Allocation, sign: int = 1) -> None:
@@ -307,10 +319,9 @@ def _add_growth_limits(
         tasks = [task for each in members for task in tasks_of[each.job.key]]
         runs = Resources.total(task.demand for task in tasks if task.state is not TaskState.ASKED)
         has = dict(Resources.total(task.demand for task in tasks if task.state.wanted).thousandths)
-        bound = {
-            name: max(round(1000 * (runs.get(name) + left)), has.get(name, 0)) for name, left in limit.left.items()
-        }
-        found = _Sum(Constraint.LIMIT, limit.reason, bound)
+        allowed = {name: round(1000 * (runs.get(name) + left)) for name, left in limit.left.items()}
+        bound = {name: max(amount, has.get(name, 0)) for name, amount in allowed.items()}
+        found = _Sum(Constraint.LIMIT, limit.reason, bound, limit_without_excess=allowed)
         for each in members:
             each.sums.append(found)
         sums.append(found)
@@ -362,6 +373,70 @@ def _reserve(job_limits: list[_JobLimits]) -> None:
             if each.protected is protected:
                 _reduce(each, each.lowest)
                 each.reserved = each.given
+
+
+def _keep_minimum_sizes(
+    job_limits: Sequence[_JobLimits], limits: Sequence[_Sum], rules: GuardRules, started: int
+) -> None:
+    """Keep room in exceeded limits for the minimum sizes that jobs have never had and are to get, in submit order.
+
+    What other jobs have above their minimum sizes gives way, of the job submitted last first, unless a cool-down
+    protects it. Nothing is taken away for a minimum size that does not fit all the same, or for which churn has no
+    starts left: ``started`` tasks were started in the last slot.
+    """
+    starts_left = max(rules.churn - started, 0)
+    above_minimum = [each for each in reversed(job_limits) if not each.protected and each.given != NOTHING]
+    failed = set[tuple[object, ...]]()
+    for each in job_limits if limits else ():
+        request, held = each.job.request, each.entry.previous
+        smallest = request.min_size
+        exceeded = [total for total in limits if total in each.sums]
+        if not exceeded or each.lowest != NOTHING or not _has(each.desired, smallest) or _has(each.reserved, smallest):
+            continue
+        starts = _starts(held, smallest)
+        if rules.churn and starts > starts_left and (held != NOTHING or starts_left < rules.churn):
+            continue
+        alike = request.worker, request.ps, smallest, each.given, *map(id, each.sums)
+        if alike in failed:
+            continue
+        before = [(each, each.given), *((other, other.given) for other in above_minimum)]
+        limits_before = [total.limit for total in exceeded]
+        for total in exceeded:
+            total.limit = total.limit_without_excess or total.limit
+        each.give(_larger(each.given, smallest))
+        for other in above_minimum:
+            _reduce_to_minimum(other, exceeded)
+        if any(total.exceeded() for total in each.sums):
+            failed.add(alike)
+            for other, given in before:
+                other.give(given)
+            for total, limit in zip(exceeded, limits_before, strict=True):
+                total.limit = limit
+            continue
+        each.minimum = each.given
+        starts_left = max(starts_left - starts, 0)
+        for other, given in before[1:]:
+            if other.given != given:
+                other.reserved = other.given
+                other.yields_to.append(each.job)
+
+
+def _reduce_to_minimum(each: _JobLimits, limits: Iterable[_Sum]) -> None:
+    """Take away what a job has above its minimum size until these limits hold, as far as it is part of them."""
+    request = each.job.request
+    mine = [total for total in limits if total in each.sums]
+    if not mine or not _has(each.given, request.min_size):
+        return
+    least = _larger(each.lowest, request.min_size)
+    while exceeded := set[str]().union(*(total.exceeded() for total in mine)):
+        smaller = _smaller(request, each.given, least, exceeded)
+        if smaller is None:
+            return
+        each.give(smaller)
+
+
+def _has(allocation: Allocation, size: Allocation) -> bool:
+    return allocation.common(size) == size
 
 
 def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
@@ -417,7 +492,7 @@ def _grow_in_submit_order(job_limits: Iterable[_JobLimits], rules: GuardRules, s
     for each in job_limits:
         held = each.entry.previous
         each.give(each.desired)
-        binding = _reduce(each, each.reserved)
+        binding = _reduce(each, _larger(each.reserved, each.minimum))
         if each.given != each.desired:
             _explain_limit(each, binding)
         if not rules.churn:
@@ -458,7 +533,15 @@ def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
     gave_way = Constraint.COOLDOWN if broken else None
     for total in binding:
         text = f"{total.text}; the job's cool-down gave way" if broken else total.text
+        if each.yields_to and total.constraint is Constraint.LIMIT:
+            text += f"; the job yields to {_minimum_sizes_text(each.yields_to)}"
         each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
+
+
+def _minimum_sizes_text(jobs: Sequence[Job]) -> str:
+    shown = [f"the minimum size {job.request.min_size} of job {job.key.id}" for job in jobs[:_MAX_SHOWN]]
+    more = len(jobs) - len(shown)
+    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 
 
 def _explain_claims(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> None:
@@ -481,8 +564,8 @@ def _explain_claims(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> Non
 
 
 def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
-    more = len(claims) - _MAX_CLAIMS_SHOWN
-    return "; ".join(claim.text for claim in claims[:_MAX_CLAIMS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    more = len(claims) - _MAX_SHOWN
+    return "; ".join(claim.text for claim in claims[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Collection
@@ -165,11 +166,13 @@ def test_a_job_whose_tasks_may_run_in_several_partitions_counts_in_each() -> Non
     ("left", "gets"),
     [
         ({"cpu": 99}, [(4, 4), (4, 4)]),
-        # The first job has 2 workers and 1 PS: what is left is a worker and 2 PSs more, and nothing for the second one.
-        ({"cpu": 4, "gpu": 1}, [(3, 3), (0, 0)]),
-        # It keeps what it has, although its queue has less.
-        ({"gpu": 0}, [(2, 2), (0, 0)]),
+        # The first job has 2 workers and 1 PS: what is left is a PS more, and the minimum size of the second one.
+        ({"cpu": 4, "gpu": 1}, [(2, 2), (1, 1)]),
+        # It gives a worker up for the minimum size of the second one.
+        ({"gpu": 0}, [(1, 1), (1, 1)]),
+        # It keeps what it has, as its minimum size would not leave enough.
         ({"cpu": 0, "gpu": 0}, [(2, 1), (0, 0)]),
+        ({"gpu": -1}, [(2, 2), (0, 0)]),
     ],
 )
 def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[str, float], gets: list[Any]) -> None:
@@ -179,8 +182,107 @@ def test_jobs_grow_by_no_more_than_the_resource_manager_leaves_them(left: dict[s
     wanted = a_decision(snapshot, (4, 4), (4, 4), (4, 4))
     decision = guard(wanted, snapshot, GuardRules(), NO_GUARD_STATE, growth_limits=[limit])
     assert [entry.allocation for entry in decision.jobs] == [*gets, (4, 4)]
-    assert {reason.text for entry in decision.jobs for reason in entry.guarded} <= {limit.reason}
+    texts = {reason.text for entry in decision.jobs for reason in entry.guarded}
+    assert texts <= {limit.reason, f"{limit.reason}; the job yields to the minimum size 1w+1ps of job 2"}
     check_decision(decision, snapshot)
+
+
+#: Sizes that jobs have (None: the job waits), sizes that the policy gives, rules or what else counts, and sizes after
+#: the guard with, for each job, the numbers of the jobs to which it yields. A limit of gpu=6 holds for all of them.
+_MINIMUM_SIZES: dict[str, tuple[list[Any], list[Any], dict[str, Any], list[Any]]] = {
+    "running tasks above the minimum size yield": (
+        [(6, 2), None], [(6, 2), (6, 2)], {}, [((5, 2), "2"), ((1, 1), "")],
+    ),
+    "they yield as much as the minimum size needs": (
+        [(6, 2), None], [(6, 2), (6, 2)], {"min_workers": 3}, [((3, 2), "2"), ((3, 2), "")],
+    ),
+    "growth of a job that was submitted before comes later": (
+        [(4, 2), None], [(8, 2), (6, 2)], {}, [((5, 2), ""), ((1, 1), "")],
+    ),
+    "not below the minimum size, so the last job waits": (
+        [(6, 2), None, None], [(6, 2), (3, 1), (3, 1)], {"min_workers": 3},
+        [((3, 2), "2"), ((3, 1), ""), (NOTHING, "")],
+    ),
+    "of several jobs the one that was submitted last yields": (
+        [(3, 1), (3, 1), None], [(3, 1), (3, 1), (3, 1)], {}, [((3, 1), ""), ((2, 1), "3"), ((1, 1), "")],
+    ),
+    "one to several": (
+        [(6, 2), None, None], [(6, 2), (3, 1), (3, 1)], {}, [((4, 2), "23"), ((1, 1), ""), ((1, 1), "")],
+    ),
+    "not one that cools down": (
+        [(3, 1), (3, 1), None], [(3, 1), (3, 1), (3, 1)], {"resized": 1}, [((2, 1), "3"), ((3, 1), ""), ((1, 1), "")],
+    ),
+    "not one whose coordinator is silent": (
+        [(6, 2), None], [(6, 2), (6, 2)], {"silent": 0}, [((6, 2), ""), (NOTHING, "")],
+    ),
+    "not to one that cannot start": (
+        [(6, 2), None], [(6, 2), (6, 2)], {"silent": 1}, [((6, 2), ""), (NOTHING, "")],
+    ),
+    "not to one that the policy gives nothing": (
+        [(6, 2), None], [(6, 2), (0, 0)], {}, [((6, 2), ""), (NOTHING, "")],
+    ),
+    "not for starts that churn does not allow": (
+        [(6, 2), None], [(6, 2), (6, 2)], {"churn": 3, "started": 2}, [((6, 2), ""), (NOTHING, "")],
+    ),
+    "for starts that it allows": (
+        [(6, 2), None], [(6, 2), (6, 2)], {"churn": 3, "started": 1}, [((5, 2), "2"), ((1, 1), "")],
+    ),
+    "not to one that the nodes have no room for": (
+        [(6, 2), None], [(6, 2), (1, 1)], {"nodes": cluster(1, cpu=14, gpu=9)}, [((6, 2), ""), (NOTHING, "")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["guard", "resource manager"])
+@pytest.mark.parametrize(("has", "wants", "given", "expected"), _MINIMUM_SIZES.values(), ids=_MINIMUM_SIZES)
+def test_in_an_exceeded_limit_minimum_sizes_come_before_what_other_jobs_have_above_theirs(
+    has: list[Any], wants: list[Any], given: dict[str, Any], expected: list[Any], by: str
+) -> None:
+    jobs = [
+        replace(a_job(number + 1, max_workers=8, min_workers=given.get("min_workers", 1)), anchor=f"anchor-{number}")
+        for number in range(len(has))
+    ]
+    held = {number: Allocation(*size) for number, size in enumerate(has) if size is not None}
+    nodes = given.get("nodes", BIG)
+    snapshot = a_snapshot(jobs, nodes, held=held)
+    guard_state = GuardState(
+        resized_at={jobs[given["resized"]].key: snapshot.at - 50} if "resized" in given else {},
+        started_at={f"task {number}": snapshot.at - 10 for number in range(given.get("started", 0))},
+    )
+    rules = GuardRules(
+        cooldown_down=100, churn=given.get("churn", 0), per_user=Resources.of(gpu=6) if by == "guard" else Resources()
+    )
+
+    def guard_once(snapshot: Snapshot) -> Decision:
+        left = 6 - sum(size.workers for size in snapshot.held().values())
+        limit = GrowthLimit(frozenset(job.anchor for job in jobs), {"gpu": left}, "queue root.a leaves no more to ann")
+        silent = [jobs[given["silent"]].key] if "silent" in given else []
+        return guard(
+            a_decision(snapshot, *wants), snapshot, rules, guard_state, silent=silent,
+            growth_limits=() if by == "guard" else (limit,),
+        )  # fmt: skip
+
+    decision = guard_once(snapshot)
+    check_decision(decision, snapshot)
+    yields_to = [
+        "".join(number for why in entry.guarded for number in re.findall(r"the minimum size \S+ of job (\d)", why.text))
+        for entry in decision.jobs
+    ]
+    sizes = [entry.allocation for entry in decision.jobs]
+    assert list(zip(sizes, yields_to, strict=True)) == expected
+    # Once the jobs have these sizes, they keep them.
+    now_held = {number: size for number, size in enumerate(sizes) if size != NOTHING}
+    assert [entry.allocation for entry in guard_once(a_snapshot(jobs, nodes, held=now_held)).jobs] == sizes
+
+
+def test_for_a_minimum_size_jobs_yield_what_they_have_beyond_a_limit_that_has_become_less() -> None:
+    jobs = [replace(a_job(number, max_workers=8), anchor=f"anchor-{number}") for number in (1, 2)]
+    snapshot = a_snapshot(jobs, BIG, held={0: Allocation(6, 2)})
+    limit = GrowthLimit(frozenset({"anchor-1", "anchor-2"}), {"gpu": -2.0}, "elastic jobs may hold 50 %")
+    for wanted, gets in (((0, 0), [(6, 2), (0, 0)]), ((1, 1), [(3, 2), (1, 1)])):
+        proposed = a_decision(snapshot, (6, 2), wanted)
+        decision = guard(proposed, snapshot, GuardRules(), NO_GUARD_STATE, growth_limits=[limit])
+        assert [entry.allocation for entry in decision.jobs] == gets
 
 
 def test_a_limit_that_shrinks_a_job_which_cools_down_says_so_where_starts_failed_too() -> None:

@@ -752,7 +752,7 @@ def test_consecutive_failures_of_a_version_are_counted_and_shown_until_a_decisio
     ("rules", "want", "constraint"),
     [
         (GuardRules(per_user=Resources.of(gpu=5)), [(4, 4), (1, 1)], Constraint.LIMIT),
-        (GuardRules(per_user=Resources.of(gpu=4)), [(4, 4), NOTHING], Constraint.LIMIT),
+        (GuardRules(per_user=Resources.of(gpu=4)), [(3, 3), (1, 1)], Constraint.LIMIT),
         (GuardRules(churn=8), [(4, 4), NOTHING], Constraint.CHURN),
     ],
 )
