@@ -95,6 +95,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expected_start: float = 0.0
     #: Number of jobs that wait under the handle. Tasks of a job array share one; there may be fewer claims than tasks.
     waiting: int = 1
+    #: Jobs of higher priority wait before it, so that the manager may not start it although it has room.
+    behind_others: bool = False
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
     #: Of a standing claim on the nodes of a reservation whose jobs may run there now: handles of its anchors. Tasks of

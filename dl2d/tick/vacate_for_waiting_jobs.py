@@ -12,7 +12,8 @@ later, running tasks stay and no new ones start, if all elastic jobs that may us
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
-claim is given up, with all like it of that user, and tried again after ``RETRY_SECONDS``. If planned nodes were vacated
+claim is given up, with all like it of that user, and tried again after ``RETRY_SECONDS``, or as soon as no jobs wait
+before it any more, if some did. If planned nodes were vacated
 before all that the job needs could be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later, they are
 released, and nothing is vacated for it until all its nodes can be.
 
@@ -85,7 +86,12 @@ def claim_nodes(
     """
     if listing.incomplete:
         return snapshot, history
-    given_up = _GivenUp(each for each in history.given_up if now - each.at < RETRY_SECONDS)
+    first_in_line = {(claim.user, _shape(claim)) for claim in listing.claims if not claim.behind_others}
+    given_up = _GivenUp(
+        each
+        for each in history.given_up
+        if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in first_in_line)
+    )
     if not snapshot.jobs or not listing.claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
     jobs = ElasticJobs(snapshot, listing, silent)
@@ -107,7 +113,7 @@ def claim_nodes(
         )
         room.take_minima(waiting[:first])
         del waiting[:first]
-        shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting)
+        shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting, claim.behind_others)
         found, unused, partial = None, 0.0, False
         may_get_all, may_vacate_planned = given_up.allow_next(claim)
         if claim.standing:
@@ -127,7 +133,7 @@ def claim_nodes(
                 unused = unused_times.of_planned_nodes(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             search.undo_last()
-            given_up.claims.append(GivenUpClaim(claim.user, shape, now, partial))
+            given_up.claims.append(GivenUpClaim(claim.user, shape, now, partial, claim.behind_others))
             continue
         if found is not None and found.nodes:
             granted.append(found)

@@ -19,6 +19,8 @@ class ClaimKey(NamedTuple):
     handle: str
     #: Number of jobs that wait under the handle.
     waiting: int
+    #: See ``Claim``. How long its room is not used is counted anew once no others wait before it.
+    behind_others: bool
 
 
 class GivenUpClaim(NamedTuple):
@@ -31,6 +33,8 @@ class GivenUpClaim(NamedTuple):
     #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
     #: it needs can be vacated.
     partial: bool = False
+    #: Whether others waited before its job. It is tried again as soon as none do.
+    behind_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,12 @@ def test_a_job_that_waits_for_room_is_a_claim_with_all_that_squeue_tells(claims_
     )
 
 
+@pytest.mark.parametrize(("reason", "behind"), [("Resources", False), ("Priority", True)])
+def test_a_claim_says_whether_others_wait_before_it(claims_of, reason: str, behind: bool) -> None:
+    (claim,) = claims_of(pending(812, Reason=reason))
+    assert claim.behind_others == behind
+
+
 def test_a_job_with_a_list_of_nodes_that_is_too_long_can_start_nowhere(claims_of) -> None:
     (claim,) = claims_of(pending(812, ReqNodes="n1,n2," * 10_000 + "n1"))
     assert not claim.required & {"n1", "n2", "n3"}

@@ -240,6 +240,32 @@ def test_a_job_that_does_not_start_although_its_room_is_free_gives_it_back(world
     assert world.has(job) == (4, 4)
 
 
+@pytest.mark.parametrize("seconds_behind", [200.0, 800.0], ids=["before it was given up", "after it was given up"])
+def test_a_job_behind_others_gets_room_again_as_soon_as_none_are_before_it(world: World, seconds_behind: float) -> None:
+    """The resource manager starts none before those of higher priority, although it has room."""
+    job = world.settled(max_workers=8, max_ps=8)
+    world.manager.claims = [claim(behind_others=True)]
+    for _ in range(int(seconds_behind / 100)):
+        world.tick(100.0)
+        world.settle()
+    assert world.has(job) == ((4, 4) if seconds_behind < 300 else (8, 8))
+    world.manager.claims = [claim()]
+    for _ in range(2):
+        world.tick(140.0)
+        world.settle()
+        assert world.has(job) == (4, 4)
+    for _ in range(3):
+        world.tick(140.0)
+        world.settle()
+    assert world.has(job) == (8, 8)
+    # It is tried again after an hour only, whatever comes before it.
+    for behind in (True, False):
+        world.manager.claims = [claim(behind_others=behind)]
+        world.tick(60.0)
+        world.settle()
+        assert world.has(job) == (8, 8)
+
+
 def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 120) -> int:
     """In how many of these minutes a job has a size."""
     found = 0

@@ -102,6 +102,7 @@ def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> 
         demand=demand,
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
+        behind_others=record["Reason"] == "Priority",
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
