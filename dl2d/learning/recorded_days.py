@@ -16,14 +16,21 @@ import numpy as np
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.history_for_simulation import History, RecordedSizes
-from dl2d.core.jobs import Architecture, Job, JobRequest, Owner
+from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.learning.epochs_of_recorded_jobs import LEAST_EPOCHS, epochs_of
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS: Final = 86_400.0
 _HOUR_SECONDS: Final = 3600.0
+#: Epochs that a job which trains on beyond its declared epochs is assumed to need, as a multiple of those it has done.
+_BEYOND_DECLARED: Final = 1.1
+#: Time for which a job that reports nothing and still runs is assumed to run, as a multiple of the time it has run: of
+#: jobs that have run for some time, about half end within as long again (Harchol-Balter and Downey, 1997). Its time
+#: limit says little.
+_STILL_RUNS: Final = 2.0
+#: Least epochs that a job does.
+_MIN_EPOCHS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,7 @@ def learnt_from(history: History, days: Sequence[Day]) -> tuple[MeasuredSpeeds, 
 def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | None:
     """What a job meant to a day, from ``begin`` to ``end``; None if it was not there, or its length is unknown."""
     submitted, request = float(job.key.submitted), job.request
-    real = epochs_of(job)
+    real = _epochs_of(job)
     if real is None or submitted >= end or (job.ended_at is not None and job.ended_at <= begin):
         return None
     sizes = tuple((at - begin, size) for at, size in history.sizes.get(job.key, ()) if at < end)
@@ -191,8 +198,20 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         )
         if done >= real:
             return None
-        at, left, declared = 0.0, max(real - done, LEAST_EPOCHS), max(request.epochs - done, LEAST_EPOCHS)
+        at, left, declared = 0.0, max(real - done, _MIN_EPOCHS), max(request.epochs - done, _MIN_EPOCHS)
     return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported)
+
+
+def _epochs_of(job: Job) -> float | None:
+    """How many epochs a job really takes, whatever its user declared; None for one that ended before it trained."""
+    done, declared = job.progress.epoch, job.request.epochs
+    if job.state is JobState.FINISHED:
+        return max(done, _MIN_EPOCHS) if done > 0 else declared
+    if job.state.ended:
+        return max(done, _MIN_EPOCHS) if done > 0 else None
+    if job.unreported and 0 < done * _STILL_RUNS < declared:
+        return done * _STILL_RUNS
+    return max(declared, done * _BEYOND_DECLARED)
 
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
