@@ -59,6 +59,8 @@ class NodeRoom:
                 group, least = (key, role), floor.count(role)
                 self._above_floor[group] = max(held.count(role) - least, 0)
                 self._decided_above_floor[group] = allocations.get(key, held).count(role) - least
+        #: Jobs whose minimum size has room (``take_minima``).
+        self.with_minimum: set[JobKey] = set()
         #: Changes that can be undone: mapping, key and former value.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
         #: What is free on nodes, in thousandths, where it was asked for since it changed last.
@@ -169,13 +171,13 @@ class NodeRoom:
                 break
         return None if short else leavers
 
-    def take(self, key: JobKey, demand: Resources, nodes: Collection[str]) -> bool:
+    def take(self, key: JobKey, demand: Resources, nodes: Collection[str], *, only_free: bool = False) -> bool:
         """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""
         allowed = self.may_use.get(key)
         if allowed is not None:
             nodes = [name for name in nodes if name in allowed]
         found = next((name for name in nodes if self.fits(demand, name)), None)
-        if found is None and any(self._above_floor.values()):
+        if found is None and not only_free and any(self._above_floor.values()):
             found = next((name for name in nodes if self.tasks_on[name] and self._make_room(name, demand)), None)
         if found is not None:
             self.use(found, demand)
@@ -198,20 +200,30 @@ class NodeRoom:
     def _may_make_room(self, task: Task) -> bool:
         return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
 
-    def take_minima(self, keys: Iterable[JobKey]) -> None:
-        """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing."""
-        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+    def take_minima(self, keys: Iterable[JobKey], claimed: Collection[str], passed_over: Collection[JobKey]) -> None:
+        """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing.
+
+        Nodes that claims had in the last tick (``claimed``) come last, so that claims do not go from node to node. Jobs
+        that the policy has ``passed_over`` take only free room, and none on these nodes.
+        """
+        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None, bool]]()
+        first = [name for name in self.capacity if name not in claimed]
+        last = [name for name in self.capacity if name in claimed]
         for key in keys:
-            request = self._jobs.requests[key]
-            minimum = request.worker, request.ps, request.min_size, self.may_use.get(key)
-            if minimum not in failed and not self._take_minimum(key):
+            request, only_free = self._jobs.requests[key], key in passed_over
+            minimum = request.worker, request.ps, request.min_size, self.may_use.get(key), only_free
+            if minimum in failed:
+                continue
+            if self._take_minimum(key, [first] if only_free else [first, last], only_free=only_free):
+                self.with_minimum.add(key)
+            else:
                 failed.add(minimum)  # room only becomes less
 
-    def _take_minimum(self, key: JobKey) -> bool:
+    def _take_minimum(self, key: JobKey, nodes: Iterable[Collection[str]], *, only_free: bool) -> bool:
         request, undo_point = self._jobs.requests[key], self.undo_point
         for role in TASK_ROLES:
             for _ in range(request.min_size.count(role)):
-                if not self.take(key, request.demand(role), self.capacity):
+                if not any(self.take(key, request.demand(role), names, only_free=only_free) for names in nodes):
                     self.undo(undo_point)
                     return False
         return True

@@ -100,7 +100,9 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     return replace(
         state,
         slot=snapshot.slot,
-        claim_history=state.claim_history.after_decision(incomplete=bool(report.incomplete)),
+        claim_history=state.claim_history.after_decision(
+            slot_decision.proposed.allocations(), incomplete=bool(report.incomplete)
+        ),
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,

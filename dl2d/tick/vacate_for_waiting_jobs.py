@@ -103,6 +103,7 @@ def claim_nodes(
     turns = _SearchTurns(history, max(MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1), 1))
     waiting = jobs.waiting(growth_limits, backing_off)
     previous = history.nodes_by_handle()
+    claimed = {node for _, node in history.nodes}
     granted: list[ClaimedNodes] = []
     unused_times = _UnusedTimes(history, now)
     for claim in turns.examined(claims, _GivenUp(given_up.claims)):
@@ -111,8 +112,9 @@ def claim_nodes(
         first = next(
             (at for at, key in enumerate(waiting) if jobs.anchors[key].priority < claim.priority), len(waiting)
         )
-        room.take_minima(waiting[:first])
-        del waiting[:first]
+        if first:
+            room.take_minima(waiting[:first], claimed, history.passed_over)
+            del waiting[:first]
         shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting, claim.behind_others)
         found, unused, partial = None, 0.0, False
         may_get_all, may_vacate_planned = given_up.allow_next(claim)
@@ -144,7 +146,8 @@ def claim_nodes(
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     next_history = ClaimHistory(
         nodes_of_claims(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
-        turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating,
+        turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating, frozenset(room.with_minimum),
+        history.passed_over,
     )  # fmt: skip
     return _with_claims(snapshot, granted), next_history
 

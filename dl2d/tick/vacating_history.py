@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from dl2d.core.cluster import ClaimedNodes
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
 
 #: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
 ClaimShape: TypeAlias = tuple[object, ...]
@@ -59,6 +60,10 @@ class ClaimHistory:
     failed_nodes: Mapping[ClaimShape, frozenset[str]] = field(default_factory=dict)
     #: Since when tasks have been about to leave the nodes of a claim that is met.
     vacating_since: Mapping[ClaimKey, float] = field(default_factory=dict)
+    #: Waiting elastic jobs of which the last tick has kept the minimum size from claims of lower priority.
+    with_minimum: frozenset[JobKey] = frozenset()
+    #: Those to which decisions have given nothing although their minimum size was kept: the policy starts them later.
+    passed_over: frozenset[JobKey] = frozenset()
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""
@@ -76,9 +81,13 @@ class ClaimHistory:
             return len(claims) > 0
         return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
 
-    def after_decision(self, *, incomplete: bool) -> ClaimHistory:
-        """The history after a decision, made with the claims of the last tick unless the listing was incomplete."""
-        return replace(self, decided=None if incomplete else self.nodes)
+    def after_decision(self, allocations: Mapping[JobKey, Allocation], *, incomplete: bool) -> ClaimHistory:
+        """The history after a decision, made with the claims of the last tick unless the listing was incomplete.
+
+        ``allocations`` are those that the policy has proposed.
+        """
+        passed_over = frozenset(key for key in self.with_minimum | self.passed_over if allocations.get(key) == NOTHING)
+        return replace(self, decided=None if incomplete else self.nodes, passed_over=passed_over)
 
 
 def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:

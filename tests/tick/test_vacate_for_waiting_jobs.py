@@ -20,7 +20,9 @@ from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.daemon.api.heartbeat import Heartbeat, receive
+from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.policies.srtf import Srtf
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
 from dl2d.tick.record import Report
@@ -689,6 +691,50 @@ def test_the_replacement_of_a_floor_task_makes_no_room_for_an_elastic_job_that_w
         assert started == ([] if waiting.standing else ["812"])
         assert bool(world.tasks(waits)) is waiting.standing
         assert starts_and_stops(world) == []
+
+
+@pytest.mark.parametrize("policy", [Drf, Fifo, Srtf])
+def test_the_node_that_is_kept_free_stays_the_same_while_an_elastic_job_cannot_start(
+    policy: type[Drf | Fifo | Srtf],
+) -> None:
+    """The job that runs may not shrink yet, or comes first."""
+    only_workers = {
+        "worker": Resources.of(cpu=1), "ps": Resources(), "min_ps": 0, "max_ps": 0,
+        "architecture": Architecture.ALLREDUCE,
+    }  # fmt: skip
+    rules = GuardRules(cooldown_down=120.0)
+    with closing(World(cluster_nodes=make_nodes(3, cpu=4), url="", rules=rules, policy=policy())) as world:
+        world.manager.yields = Yields.ALWAYS
+        world.manager.claims = [keep_free(1)]
+        runs = world.settled(max_workers=8, **only_workers)
+        assert world.has(runs) == (8, 0)
+        waits = world.submit(min_workers=2, max_workers=3, **only_workers)
+        assert starts_and_stops(world) == []
+        world.tick(world.slot_seconds)
+        world.settle()
+        assert world.has(waits).workers == (3 if policy is Drf else 0)
+        assert starts_and_stops(world) == []
+
+
+@pytest.mark.parametrize("policy", [Fifo, Srtf])
+@pytest.mark.parametrize("eligible", [{"n1", "n2"}, {"n3"}], ids=["nodes of the first", "a node that becomes free"])
+def test_an_elastic_job_that_the_policy_passes_over_keeps_only_free_room_from_rigid_jobs(
+    policy: type[Fifo | Srtf], eligible: set[str]
+) -> None:
+    """The first elastic job has two nodes, where it could make room for the second, and a job of eve the third."""
+    with closing(World(cluster_nodes=make_nodes(3, cpu=4), url="", policy=policy(), slot_seconds=30.0)) as world:
+        world.manager.yields = Yields.ALWAYS
+        occupy(world, "7", "n3")
+        demand = {"worker": Resources.of(cpu=1), "ps": Resources.of(cpu=1), "max_ps": 1}
+        first = world.settled(max_workers=7, **demand)
+        second = world.submit(min_workers=2, max_workers=2, **demand)
+        world.settle()
+        assert (world.has(first), world.has(second)) == ((7, 1), (0, 0))
+        world.manager.claims = [claim(nodes=1, priority=50, eligible=frozenset(eligible))]
+        assert follow(world, 40) == (["812"] if "n3" not in eligible else [])
+        world.manager.end("7")
+        world.settle()
+        assert world.has(second) == ((2, 1) if "n3" in eligible else (0, 0))
 
 
 def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_where_their_job_may(world: World) -> None:
