@@ -243,6 +243,8 @@ def _lay(clusters: Clusters, which: Ints, order: Ints, turns: Ints, more: Ints) 
     """
     amounts = np.take_along_axis(more, turns, axis=1)
     width = order.shape[1]
+    some = int(np.where(amounts > 0, np.arange(1, amounts.shape[1] + 1), 0).max(initial=0))
+    turns, amounts = turns[:, :some], amounts[:, :some]
     role, place = np.divmod(turns, width)
     placed = clusters.lay(which, np.take_along_axis(order, place, axis=1) * 3 + role, amounts)
     laid = np.asarray((placed >= 0).all(axis=1))

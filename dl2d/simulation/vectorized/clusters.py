@@ -12,7 +12,7 @@ until the slot is over; then the cluster is emptied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -201,6 +201,16 @@ class Clusters:
         self._admit(which)
         self._empty(which)
 
+    def give_one(self, kind: int, which: Ints, jobs: Ints, nodes: Ints) -> None:
+        """Give a worker (0), a PS (1) or a bundle (2) to one job in each of k clusters, unchecked: the caller has.
+
+        ``nodes``, shape (k,), are where ``heads`` said, as cluster x M + node.
+        """
+        at = which * self._jobs + jobs
+        self._take(which, nodes, self._flat_demand[at * 3 + kind])
+        for role in (_WORKER, _PS) if kind == _BUNDLE else (kind,):
+            self._flat_sizes[at * 2 + role] += 1
+
     def heads(self) -> Ints:
         """The least used node of each cluster, shape (N,), as cluster x M + node."""
         heads: Ints = self.load.argmin(axis=1) + np.arange(self.count) * self._nodes
@@ -224,54 +234,64 @@ class Clusters:
         Ints
             How many of each turn have a place, shape (k, T); -1 in clusters that are left as they were.
         """
-        placed, steps = self._lay(which, tasks, amounts, ends_at_failure=False)
-        at = which[:, None], tasks // 3
-        few = (self.sizes[at] < self.least[at]).any(axis=2)
-        undone: Bools = np.any(few & (amounts > 0), axis=1)
+        demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks]
+        placed = amounts.copy()
+        loads, free = self.load[which], self.free[:, which]
+        fits = np.ones(len(which), dtype=np.bool_)
+        for rows, asked, many in _runs(demand, amounts):
+            weight = asked.sum(axis=1)
+            more = evenly(loads[rows], weight, many)
+            loads[rows] += more * weight[:, None]
+            for number in range(self._resources):
+                free[number, rows] -= more * asked[:, number, None]
+                fits[rows] &= (free[number, rows] >= 0).all(axis=1, where=more > 0)
+        done = which[fits]
+        self.load[done] = loads[fits]
+        self.free[:, done] = free[:, fits]
+        self.used[:, done] += (demand[fits] * amounts[fits][:, :, None]).sum(axis=1).T
+        self._count(done, tasks[fits], amounts[fits], 1)
+        (rows,) = np.nonzero(~fits)
+        if len(rows):
+            placed[rows] = self._lay_one_by_one(which[rows], tasks[rows], amounts[rows], demand[rows])
+        return placed
+
+    def _lay_one_by_one(self, which: Ints, tasks: Ints, amounts: Ints, demand: Ints) -> Ints:
+        """As ``lay``; ``demand`` is that of each turn, shape (k, T, R)."""
+        placed = np.zeros_like(amounts)
+        ends = np.where(amounts > 0, np.arange(1, amounts.shape[1] + 1), 0).max(axis=1, initial=0)
+        laid: list[tuple[Ints, Ints, Ints]] = []
+        rows, turns = np.arange(len(which)), np.zeros(len(which), dtype=np.int64)
+        while True:
+            going = turns < ends[rows]
+            rows, turns = rows[going], turns[going]
+            if not len(rows):
+                break
+            over = placed[rows, turns] >= amounts[rows, turns]
+            turns[over] += 1
+            some, turn = rows[~over], turns[~over]
+            asked = demand[some, turn]
+            nodes, room = self._heads(which[some], asked)
+            self._take(which[some[room]], nodes[room], asked[room])
+            placed[some[room], turn[room]] += 1
+            laid.append((some[room], turn[room], nodes[room]))
+            turns[np.flatnonzero(~over)[~room]] += 1
+        self._count(which, tasks, placed, 1)
+        few = (self.sizes[which] < self.least[which]).any(axis=2)
+        undone = np.asarray((np.take_along_axis(few, tasks // 3, axis=1) & (amounts > 0)).any(axis=1))
         if undone.any():
-            for rows, nodes, given in steps:
-                back = undone[rows]
-                self._give(which[rows[back]], nodes[back], given[back], -1)
+            for some, turn, nodes in laid:
+                back = undone[some]
+                self._take(which[some[back]], nodes[back], -demand[some[back], turn[back]])
+            self._count(which[undone], tasks[undone], placed[undone], -1)
             placed[undone] = -1
         return placed
 
-    def _lay(
-        self, which: Ints, tasks: Ints, amounts: Ints, *, ends_at_failure: bool
-    ) -> tuple[Ints, list[tuple[Ints, Ints, Ints]]]:
-        """Give tasks as ``lay`` does, whatever sizes jobs are left with.
-
-        Parameters
-        ----------
-        ends_at_failure
-            Whether the first task without room ends all turns of its cluster, not only its own.
-
-        Returns
-        -------
-        How many of each turn have a place, shape (k, T), and for each step, which gives at most one task in each
-        cluster: indices in ``which``, nodes, and tasks given.
-        """
-        placed = np.zeros_like(amounts)
-        end = amounts.shape[1]
-        # The first turn with tasks from each one on; T where there is none.
-        following = np.full((len(which), end + 1), end)
-        following[:, :-1] = np.where(amounts > 0, np.arange(end), end)
-        following = np.minimum.accumulate(following[:, ::-1], axis=1)[:, ::-1]
-        steps: list[tuple[Ints, Ints, Ints]] = []
-        rows, turns = np.arange(len(which)), following[:, 0]
-        while True:
-            going = turns < end
-            rows, turns = rows[going], turns[going]
-            if not len(rows):
-                return placed, steps
-            asked = tasks[rows, turns]
-            nodes, room = self._heads(which[rows], asked)
-            self._give(which[rows[room]], nodes[room], asked[room], 1)
-            steps.append((rows[room], nodes[room], asked[room]))
-            placed[rows, turns] += room
-            over = ~room | (placed[rows, turns] == amounts[rows, turns])
-            turns = np.where(over, following[rows, turns + 1], turns)
-            if ends_at_failure:
-                turns[~room] = end
+    def _count(self, which: Ints, tasks: Ints, amounts: Ints, sign: int) -> None:
+        """Add tasks to the sizes of jobs, or take them off."""
+        flat = np.arange(len(which))[:, None] * (3 * self._jobs) + tasks
+        given = np.bincount(flat.reshape(-1), sign * amounts.reshape(-1), len(which) * 3 * self._jobs)
+        by_kind = given.astype(np.int64).reshape(-1, self._jobs, 3)
+        self.sizes[which] += by_kind[:, :, :_BUNDLE] + by_kind[:, :, _BUNDLE:]
 
     def fill(self, targets: Ints, which: Ints) -> None:
         """Fill empty clusters towards wanted sizes, task by task; it ends at the first that does not fit.
@@ -287,10 +307,10 @@ class Clusters:
             The clusters, distinct, shape (k,).
         """
         targets = np.minimum(targets, self.most[which]) * self.present[which][:, :, None]
-        kinds, amounts = zip(*in_bundles(targets), strict=True)
-        tasks = (np.arange(self._jobs)[:, None] * 3 + np.array(kinds)).reshape(-1)
-        tasks = np.broadcast_to(tasks, (len(which), len(tasks)))
-        self._lay(which, tasks, np.stack(amounts, axis=2).reshape(len(which), -1), ends_at_failure=True)
+        tasks, lengths = _in_sequence(targets)
+        if tasks.shape[1]:
+            self._place(which, tasks, lengths)
+            self._count(which, tasks, (np.arange(tasks.shape[1]) < lengths[:, None]).astype(np.int64), 1)
 
     def end_slot(self, which: Ints) -> SlotReport:
         """Run the slot in these clusters (shape (k,), distinct): work, admit those who come next, empty the cluster.
@@ -357,30 +377,131 @@ class Clusters:
         self.used[:, which] = 0
         self.load[which] = np.where(capacity[:, :, 0] < 0, _ABSENT, 0)
 
-    def _heads(self, which: Ints, tasks: Ints) -> tuple[Ints, Bools]:
-        """The least used node of each, as cluster x M + node, and whether it has room for a task; shapes (k,)."""
+    def _heads(self, which: Ints, demand: Ints) -> tuple[Ints, Bools]:
+        """The least used node of each, as cluster x M + node, and whether it has room; shapes (k,), (k, R)."""
         most = 2 * len(which) >= self.count
         nodes: Ints = self.load.argmin(axis=1)[which] if most else self.load[which].argmin(axis=1)
         nodes += which * self._nodes
-        demand = self._flat_demand[which * (3 * self._jobs) + tasks]
         room = demand[:, 0] <= self._flat_free[0][nodes]
         for number in range(1, self._resources):
             room &= demand[:, number] <= self._flat_free[number][nodes]
         return nodes, room
 
-    def _give(self, which: Ints, nodes: Ints, tasks: Ints, sign: int) -> None:
-        """Give (or, with -1, take back) a task, job x 3 + kind, on one node of each cluster; shapes (k,)."""
-        jobs, kinds = np.divmod(which * (3 * self._jobs) + tasks, 3)
-        self._flat_sizes[2 * jobs] += sign * (kinds != _PS)
-        self._flat_sizes[2 * jobs + 1] += sign * (kinds != _WORKER)
-        demand = sign * self._flat_demand[3 * jobs + kinds]
-        for number, amounts in enumerate(demand.T):
-            self._flat_free[number][nodes] -= amounts
-            self.used[number][which] += amounts
-            self._flat_load[nodes] += amounts
+    def _take(self, which: Ints, nodes: Ints, demand: Ints) -> None:
+        """Take (or give back) amounts, shape (k, R), on one node of each cluster."""
+        total = demand[:, 0]
+        for number in range(self._resources):
+            amount = demand[:, number]
+            self._flat_free[number][nodes] -= amount
+            self.used[number][which] += amount
+            if number:
+                total = total + amount
+        self._flat_load[nodes] += total
+
+    def _place(self, which: Ints, tasks: Ints, lengths: Ints) -> None:
+        """Place tasks in sequence; ``tasks`` (k, T) are job x 3 + kind, and ``lengths`` (k,) are cut to what fits."""
+        base = which * (3 * self._jobs)
+        cursor = self._first_round(which, tasks, lengths)
+        (alive,) = np.nonzero(cursor < lengths)
+        cursor = cursor[alive]
+        while len(alive):
+            clusters = which[alive]
+            demand = self._flat_demand[base[alive] + tasks[alive, cursor]]
+            nodes, room = self._heads(clusters, demand)
+            if room.all():
+                self._take(clusters, nodes, demand)
+            else:
+                lengths[alive[~room]] = cursor[~room]
+                self._take(clusters[room], nodes[room], demand[room])
+            cursor += 1
+            keep = room & (cursor < lengths[alive])
+            if not keep.all():
+                alive, cursor = alive[keep], cursor[keep]
+
+    def _first_round(self, which: Ints, tasks: Ints, lengths: Ints) -> Ints:
+        """On an empty cluster the t-th task goes to the t-th node, for no task is free of charge: all of them at once.
+
+        Returns how many tasks were dealt with in each, shape (k,): none where one of them does not fit.
+        """
+        width = min(self._nodes, tasks.shape[1])
+        dealt = np.minimum(self.library.nodes[self.workload[which]], lengths)
+        inside = (np.arange(width) < dealt[:, None])[:, :, None]
+        demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks[:, :width]] * inside
+        fits = ((demand <= np.moveaxis(self.free[:, which, :width], 0, 2)) | ~inside).all(axis=(1, 2))
+        dealt *= fits
+        demand *= fits[:, None, None]
+        self.free[:, which, :width] -= np.moveaxis(demand, 2, 0)
+        self.used[:, which] += demand.sum(axis=1).T
+        self.load[which, :width] += demand.sum(axis=2)
+        return dealt
 
 
 def in_bundles(asked: Ints) -> tuple[tuple[int, Ints], ...]:
     """How many of each kind workers and PSs, shape (..., 2), make, in the order in which they are given."""
     bundles: Ints = asked.min(axis=-1)
     return (_BUNDLE, bundles), (_WORKER, asked[..., 0] - bundles), (_PS, asked[..., 1] - bundles)
+
+
+def _in_sequence(targets: Ints) -> tuple[Ints, Ints]:
+    """The order of ``Clusters.fill``: tasks as job x 3 + kind, shape (k, T), padded; and how many, shape (k,)."""
+    count, jobs, _ = targets.shape
+    kinds, amounts = zip(*in_bundles(targets), strict=True)
+    tasks = (np.arange(jobs)[:, None] * 3 + np.array(kinds)).reshape(-1)
+    repeats = np.stack(amounts, axis=2).reshape(count, -1)
+    lengths: Ints = repeats.sum(axis=1)
+    longest = int(lengths.max(initial=0))
+    sequence = np.zeros((count, longest), dtype=np.int64)
+    sequence[np.arange(longest) < lengths[:, None]] = np.repeat(np.tile(tasks, count), repeats.reshape(-1))
+    return sequence, lengths
+
+
+def _runs(demand: Ints, amounts: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Turns (k, T, R) in which one and the same is asked for together: rows, what is asked for, and how many."""
+    told = amounts > 0
+    changes = np.zeros(amounts.shape, dtype=np.int64)
+    changes[:, 1:] = (demand[:, 1:] != demand[:, :-1]).any(axis=2)
+    number = changes.cumsum(axis=1)
+    for run in range(int(number.max(where=told, initial=-1)) + 1):
+        many = np.where(number == run, amounts, 0).sum(axis=1)
+        (rows,) = np.nonzero(many)
+        yield rows, demand[rows, (number[rows] == run).argmax(axis=1)], many[rows]
+
+
+def evenly(loads: Ints, weight: Ints, many: Ints) -> Ints:
+    """How many of ``many`` alike tasks each node gets where each goes to the least used node, the first of equals.
+
+    Parameters
+    ----------
+    loads
+        Shape (k, M).
+    weight
+        What one task adds to a load, 0 or more; shape (k,).
+    many
+        Shape (k,).
+
+    Returns
+    -------
+    Shape (k, M).
+    """
+    # Task t of a node is given at load + t weight, and the ``many`` least of these are given. First a level is found,
+    # some steps above the least load, below which there are no more of them, but are if it is one step higher.
+    step = np.maximum(weight, 1)[:, None]
+    there = loads < _ABSENT
+    least = loads.min(axis=1)
+    even = (loads.sum(axis=1, where=there) + many * step[:, 0]) // np.maximum(there.sum(axis=1), 1)
+    top = np.maximum(loads.max(axis=1, where=there, initial=0), even)
+    low, high = np.zeros_like(many), np.minimum((top - least) // step[:, 0] + 2, many)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        below = np.maximum(-((loads - (least + middle * step[:, 0])[:, None]) // step), 0).sum(axis=1)
+        low, high = np.where(below <= many, middle, low), np.where(below <= many, high, middle - 1)
+    level = (least + low * step[:, 0])[:, None]
+    given: Ints = np.maximum(-((loads - level) // step), 0)
+    # Then each node has at most one of them that is less than a step above the level.
+    rest = many - given.sum(axis=1)
+    order = np.argsort(loads + given * step, axis=1, kind="stable")
+    np.put_along_axis(
+        given, order, np.take_along_axis(given, order, axis=1) + (np.arange(loads.shape[1]) < rest[:, None]), axis=1
+    )
+    given[weight == 0] = 0
+    return given

@@ -76,6 +76,8 @@ class Windows:
         self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
         #: Capacities of whole clusters, shape (N, R); what a cluster has nothing of counts 1.
         self._capacity: Ints = np.ones((count, self._resources), dtype=np.int64)
+        #: The least used node of each, as cluster x M + node.
+        self._heads: Ints = np.zeros(count, dtype=np.int64)
 
     def observation(self) -> Observations:
         """What a policy sees, shape (N, width): a copy."""
@@ -132,7 +134,8 @@ class Windows:
     def refresh(self) -> None:
         """Bring masks and free shares up to date."""
         clusters = self.clusters
-        room = clusters.free.reshape(self._resources, -1)[:, clusters.heads()][:, :, None]
+        self._heads = clusters.heads()
+        room = clusters.free.reshape(self._resources, -1)[:, self._heads][:, :, None]
         fits = [(asked <= room).all(axis=0) for asked in (self._worker, self._ps, self._bundle)]
         if self._below.any():
             # Room for the first task or bundle of what is lacking; whether the rest has room shows when it is given.
@@ -146,15 +149,25 @@ class Windows:
 
     def _act(self, rows: Ints, actions: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns windows, columns and jobs whose sizes are to be shown."""
+        clusters = self.clusters
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
-        # A job below its minimum size is given all that it lacks. The mask says that the first task or bundle of it
-        # fits; the others may not.
-        lacks = self._lacks[rows, column]
-        asked = np.where(lacks.any(axis=1, keepdims=True), lacks, np.stack([kind != 1, kind != 0], axis=1))
-        kinds, amounts = zip(*in_bundles(asked), strict=True)
-        placed = self.clusters.lay(rows, jobs[:, None] * 3 + np.array(kinds), np.stack(amounts, axis=1))
-        self._refused[rows, column] = placed[:, 0] < 0
+        heads = self._heads[rows]
+        several = np.zeros(len(rows), dtype=np.bool_)
+        if self._below[rows, column].any():
+            # A job below its minimum size is given what it lacks: one task or bundle, of which the mask says that it
+            # fits, or several, of which any may not.
+            lacks = self._lacks[rows, column]
+            several = lacks.max(axis=1) > 1
+            kind = np.where(lacks.any(axis=1), _first_kind(lacks), kind)
+            if several.any():
+                some = rows[several]
+                kinds, amounts = zip(*in_bundles(lacks[several]), strict=True)
+                placed = clusters.lay(some, jobs[several][:, None] * 3 + np.array(kinds), np.stack(amounts, axis=1))
+                self._refused[some, column[several]] = placed[:, 0] < 0
+        for number in range(3):
+            chosen = (kind == number) & ~several
+            clusters.give_one(number, rows[chosen], jobs[chosen], heads[chosen])
         return rows, column, jobs
 
     def _begin_slot(self, which: Ints) -> None:

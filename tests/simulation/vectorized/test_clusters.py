@@ -130,7 +130,7 @@ def test_a_slot_tells_what_was_done_and_what_could_have_been() -> None:
 
 def test_a_job_gets_its_minimum_size_or_nothing() -> None:
     clusters = begun([one_node(epochs=[5.0, 5.0], min_workers=2)])
-    clusters.fill(np.array([[[1, 1], [0, 0]]]), HERE)
+    clusters.give_one(2, HERE, HERE, clusters.heads())
     assert not give(clusters, 1, 2, 1), "the second worker has no GPUs left"
     assert clusters.sizes[0].tolist() == [[1, 1], [0, 0]]
     assert clusters.free[:, 0, 0].tolist() == [4000, 4000]
