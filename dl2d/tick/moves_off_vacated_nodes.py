@@ -41,7 +41,8 @@ class MovesOffNodes:
         self._without_replacement = without_replacement
         #: Nodes whose tasks could each leave but not all of them, for a reason that holds for that node only.
         self.failed_nodes = frozenset[str]()
-        #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run.
+        #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run, and
+        #: last those that are planned for it.
         self._targets: list[str] = []
         #: By tasks that are alike, the index in ``_targets`` from which ``_move`` searches: no room is before it. It is
         #: changed through ``NodeRoom.change``, so that it goes back when a move is undone.
@@ -138,10 +139,10 @@ class MovesOffNodes:
         if (task.job, task.role) in self._without_replacement:
             return False
         if not self._targets:
-            room, eligible = self._room, self._claim.eligible
+            room, eligible, planned = self._room, self._claim.eligible, frozenset(self._claim.planned)
             self._targets = sorted(
-                (name for name in room.capacity if name not in self._claim.planned),
-                key=lambda name: (eligible is None or name in eligible, not room.tasks_on[name]),
+                room.capacity,
+                key=lambda name: (name in planned, eligible is None or name in eligible, not room.tasks_on[name]),
             )
         return self._move(task, node, chosen)
 

@@ -193,6 +193,21 @@ def occupy(world: World, handle: str, *nodes: str) -> None:
     world.manager.put(RmJob(handle=handle, state=RmJobState.RUNNING, user="eve", node=nodes[0]), held)
 
 
+def test_tasks_move_to_a_planned_node_that_cannot_be_vacated_if_there_is_no_other() -> None:
+    """A rigid job has half of n2 for another hour, and an elastic one has its minimum size on n1."""
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        occupy(world, "6", "n2")
+        job = world.settled(max_workers=1, max_ps=1)
+        world.manager.end("6")
+        world.manager.put(
+            RmJob(handle="7", state=RmJobState.RUNNING, user="eve", node="n2"), (("n2", Resources.of(cpu=4)),)
+        )
+        world.manager.claims = [claim(nodes=1, planned=("n2",), expected_start=world.now + 3600.0)]
+        assert follow(world) == ["812"]
+        assert world.nodes_of(job) == {"n2"}
+        assert world.job(job).state is JobState.RUNNING
+
+
 def test_growth_keeps_off_planned_nodes_and_they_are_vacated_in_time(world: World) -> None:
     """Bob's job is to get n1 and n2 when another one ends on n1, in ten minutes."""
     occupy(world, "7", "n1")
