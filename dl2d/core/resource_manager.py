@@ -308,7 +308,9 @@ class AccountingManager(Protocol):
     """Additional method of a resource manager with accounting: final states of jobs that it no longer lists (Slurm)."""
 
     def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
-        """Those of the jobs with these handles that are known to have ended. May raise ``ResourceManagerError``."""
+        """The jobs with these handles in their last states as far as they are known: the end of one that has not ended
+        there is not accounted yet. May raise ``ResourceManagerError``.
+        """
         ...
 
 

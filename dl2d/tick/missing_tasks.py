@@ -44,6 +44,10 @@ class Missing:
                 absences[tag] = before
         return Missing(absences, listing.at if counts else self.listed_at, now if counts else self.counted_at)
 
+    def seconds(self, tag: str) -> float:
+        """How long a tag has been absent."""
+        return self.counted_at - self.absences[tag].since
+
     def gone(self, listings: int, seconds: float) -> frozenset[str]:
         """Tags that at least so many listings in a row lack, over at least so many seconds."""
         return frozenset(

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import structlog
 from msgspec import structs
@@ -38,6 +39,11 @@ from dl2d.tick.withdrawn_tasks import withdrawn_tasks
 
 log = structlog.get_logger()
 
+#: How long an anchor is missing before its job counts as lost, where accounting cannot say yet how it ended: accounting
+#: may come back later than the resource manager. And how often it is asked.
+_ACCOUNTING_SECONDS: Final = 600.0
+_ASK_AGAIN_SECONDS: Final = 60.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
@@ -66,6 +72,7 @@ class Reconciled:
     stray_remarks: tuple[str, ...]
     #: Next values of the fields of ``TickState``.
     missing: Missing
+    unaccounted: Mapping[str, float]
     state_since: Mapping[str, tuple[TaskState, float]]
     ended_until: float | None
     last_anchor_tried: JobKey | None
@@ -94,7 +101,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     unlisted -= _tasks_of_unknown_containers(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
-    if ended := _final_states(context, before, gone):
+    ended, unaccounted = _final_states(context, before, gone, missing, state.unaccounted, now)
+    gone -= _tags_with_tasks(before, unaccounted)
+    if ended:
         listing = replace(listing, jobs=(*listing.jobs, *ended))
         matches = match(listing)
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
@@ -155,23 +164,55 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         remarks=changes.remarks,
         stray_remarks=changes.stray_remarks,
         missing=missing,
+        unaccounted=unaccounted,
         state_since=state_since,
         ended_until=ended_until,
         last_anchor_tried=last_anchor_tried,
     )
 
 
-def _final_states(context: Context, live: LiveJobs, gone: Collection[str]) -> Sequence[RmJob]:
-    """Final states of the tasks and anchors that count as gone, as far as the resource manager knows them."""
-    handles = [task.handle for task in live.tasks if task.handle and task.tag in gone]
-    handles += [job.anchor for job in live.jobs if job.anchor and task_tag(job.key, ANCHOR) in gone]
+def _final_states(
+    context: Context,
+    live: LiveJobs,
+    gone: frozenset[str],
+    missing: Missing,
+    asked_before: Mapping[str, float],
+    now: float,
+) -> tuple[Sequence[RmJob], Mapping[str, float]]:
+    """How tasks and anchors ended that count as gone, as far as accounting says, and the next ``unaccounted``.
+
+    An anchor of which it cannot say yet how it ended is missing for longer, together with the tasks of its job, and is
+    asked for again.
+    """
+    anchors = {tag: job.anchor for job in live.jobs if job.anchor and (tag := task_tag(job.key, ANCHOR)) in gone}
+    waiting = {
+        tag: asked_at
+        for tag, asked_at in asked_before.items()
+        if tag in anchors and now - asked_at < _ASK_AGAIN_SECONDS and missing.seconds(tag) < _ACCOUNTING_SECONDS
+    }
+    tags = gone - _tags_with_tasks(live, waiting)
+    handles = [task.handle for task in live.tasks if task.handle and task.tag in tags]
+    handles += [handle for tag, handle in anchors.items() if tag in tags]
     if not handles:
-        return ()
+        return (), waiting
     try:
-        return context.final_states(handles)
+        found = context.final_states(handles)
+        unaccounted = {job.handle for job in found if not job.state.ended}
     except ResourceManagerError as error:
         log.warning("cannot ask the resource manager how jobs ended that it no longer lists", error=str(error))
-        return ()
+        found, unaccounted = (), set(handles)
+    waiting |= {
+        tag: now
+        for tag, handle in anchors.items()
+        if tag in tags and handle in unaccounted and missing.seconds(tag) < _ACCOUNTING_SECONDS
+    }
+    return [job for job in found if job.state.ended], waiting
+
+
+def _tags_with_tasks(live: LiveJobs, anchors: Collection[str]) -> frozenset[str]:
+    """Tags of anchors and of all tasks of their jobs."""
+    jobs = {job.key for job in live.jobs if task_tag(job.key, ANCHOR) in anchors} if anchors else ()
+    return frozenset(anchors).union(task.tag for task in live.tasks if task.job in jobs)
 
 
 def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Changes:

@@ -67,6 +67,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         state_since=reconciled.state_since,
         calling_since=reconciled.calling_since,
         missing=reconciled.missing,
+        unaccounted=reconciled.unaccounted,
         ended_until=reconciled.ended_until,
         last_anchor_tried=reconciled.last_anchor_tried,
         needless_wait=report.needless_wait,

@@ -124,7 +124,7 @@ class Context:
     #: Called in each tick that may act, right after the lease was checked: until the next tick the resource manager's
     #: plug-in may change services (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None
-    #: Those of the jobs with these handles that are known to have ended (``AccountingManager.final_states``).
+    #: The last known states of the jobs with these handles (``AccountingManager.final_states``).
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
     #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
     #: None if that is not known.

@@ -55,6 +55,9 @@ class TickState:
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
+    #: Tags of the anchors that count as gone and of which accounting could not say yet how they ended, with the time
+    #: when it was asked last.
+    unaccounted: Mapping[str, float] = field(default_factory=dict)
     #: State of each task, and since when ticks have found it in that state, by tag.
     state_since: Mapping[str, tuple[TaskState, float]] = field(default_factory=dict)
     #: Since when each job's coordinator has called without a gap; without silent ones.

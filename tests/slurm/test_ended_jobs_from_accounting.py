@@ -213,9 +213,10 @@ def test_how_jobs_ended_that_are_not_listed_any_more(slurm: FakeSlurm, manager_o
     assert [(job.handle, job.state, job.reason, job.submitted, job.user) for job in found] == [
         ("7", RmJobState.FAILED, "FAILED, exit status 3", 995_000, "alice"),
         ("8", RmJobState.DONE, "", 995_000, "alice"),
+        ("9", RmJobState.RUNNING, "", 995_000, "alice"),
     ]
     slurm.forget()
-    assert len(manager.final_states([str(number) for number in range(1, 1201)])) == 3
+    assert len(manager.final_states([str(number) for number in range(1, 1201)])) == 4
     assert len(slurm.calls("sacct")) == 3
     slurm.answer("sacct", stderr="sacct: error: slurmdbd: Connection refused\n", status=1)
     with pytest.raises(Unavailable):

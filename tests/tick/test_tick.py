@@ -378,6 +378,35 @@ def test_how_tasks_and_anchors_ended_that_are_not_listed_any_more_is_asked_of_th
     assert (gone.state, gone.note) == (TaskState.RELEASED, "FAILED, exit status 3")
 
 
+@pytest.mark.parametrize("late", ["does not answer", "says that the job runs"])
+@pytest.mark.parametrize("told", [True, False])
+def test_how_an_anchor_ended_is_asked_again_for_ten_minutes(build, late: str, told: bool) -> None:
+    """Accounting comes back later than the resource manager, as when a machine starts that has both."""
+    world = build(url="sqlite://")
+    key = world.ready()
+    world.settle()
+    listed = {job.handle: job for job in world.manager.listing().jobs}
+    anchor = listed[world.job(key).anchor]
+    if late == "does not answer":
+        world.no_accounting = Unavailable("sacct failed", said="Connection refused")
+    else:
+        world.accounted = [anchor]
+    world.manager.unlisted = set(listed)
+    world.now += 1000
+    for _ in range(36):
+        world.tick(15.0)
+    assert not world.job(key).state.ended
+    assert len(world.tasks(key)) == len(listed) - 1
+    assert world.asked_states.count(anchor.handle) == 9  # once a minute
+    if told:
+        world.no_accounting, world.accounted = None, [structs.replace(anchor, state=RmJobState.DONE)]
+    for _ in range(6):
+        world.tick(15.0)
+    job = world.job(key)
+    assert job.state is (JobState.FINISHED if told else JobState.LOST)
+    assert world.tasks(key) == ()
+
+
 @pytest.mark.parametrize("error", [None, Unavailable("sacct does not answer")])
 def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> None:
     world = build()
@@ -387,7 +416,7 @@ def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> Non
     world.accounted = [other]  # the id was given to another job
     world.manager.unlisted = {world.job(key).anchor}
     world.now += 1000
-    for _ in range(3):
+    for _ in range(3 if error is None else 42):
         world.tick(15.0)
     assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its anchor is not listed any more")
 

@@ -106,7 +106,9 @@ class Accounting:
         return ended, until
 
     def final_states(self, handles: Sequence[str]) -> tuple[RmJob, ...]:
-        """Those of the jobs with these ids that have ended; of a requeued job, its last run. Empty without accounting.
+        """The jobs with these ids in their last states; of a requeued job, its last run. Empty without accounting.
+
+        The end of one that has not ended here, and that slurmctld has forgotten, has not reached slurmdbd yet.
 
         Raises
         ------
@@ -115,7 +117,7 @@ class Accounting:
         """
         if not self._available:
             return ()
-        ended: list[RmJob] = []
+        jobs: list[RmJob] = []
         for first in range(0, len(handles), MAX_IDS):
             ids = ",".join(handles[first : first + MAX_IDS])
             try:
@@ -125,9 +127,8 @@ class Accounting:
                 if self._disable_if_missing(error):
                     break
                 raise
-            jobs = (parse_job(record, ())[0] for record in records)
-            ended += (job for job in jobs if job.state.ended)
-        return tuple(ended)
+            jobs += (parse_job(record, ())[0] for record in records)
+        return tuple(jobs)
 
     def _disable_if_missing(self, error: ResourceManagerError) -> bool:
         """Ask sacct no more if an error means that Slurm has no accounting; returns whether it does."""
