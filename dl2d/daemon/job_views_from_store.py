@@ -196,11 +196,13 @@ class StoreViews:
 
     def _runs(self, job: Job) -> tuple[Job, ...]:
         """The job and its other runs, oldest first: a requeued job is a new one with the same id and owner."""
-        found = self._store.find_jobs(job.key.id, User(job.owner.uid, job.owner.user))
+        found = self._store.find_jobs(job.key.id, User(job.owner.uid, job.owner.user), by=("id",))
         return tuple(run for run in found[::-1] if run.key[:2] == job.key[:2])
 
     def find(self, text: str) -> Job:
-        """The job with a slug, id or name; of several, the only one that has not ended, or the last with that id.
+        """The job with a slug, or else with an id, or else with a name.
+
+        Of several it is the only one that has not ended, or the last with that id.
 
         Raises
         ------
@@ -221,9 +223,6 @@ class StoreViews:
                 f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day; the output of a job that "
                 "was refused says why)",
             )
-        for job in found:
-            if job.key.slug == text:
-                return job
         candidates = [job for job in found if not job.state.ended] or found
         # A requeued job is a new one with the same id; the newest comes first.
         if len(candidates) == 1 or {job.key[:2] for job in candidates} == {(candidates[0].key.cluster, text)}:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import (
@@ -303,20 +303,29 @@ class SqlJobs(StoreTables):
         with self._database.reading("looking up jobs") as connection:
             return frozenset(_by_number(connection, keys).values())
 
-    def find_jobs(self, text: str, owner: User | None = None) -> tuple[Job, ...]:
-        """Jobs whose slug, id or name is ``text``, of one owner or of all, newest first, without their commands.
+    def find_jobs(
+        self,
+        text: str,
+        owner: User | None = None,
+        *,
+        by: Sequence[Literal["slug", "id", "name"]] = ("slug", "id", "name"),
+    ) -> tuple[Job, ...]:
+        """Jobs whose slug is ``text``, or else whose id it is, or else whose name: users may choose another's id.
 
-        Those that have not ended, and the last ``MAX_NAMESAKES`` that have.
+        Of one owner or of all, newest first, without their commands: those that have not ended, and the last
+        ``MAX_NAMESAKES`` that have.
         """
         if "\0" in text:
             return ()
         found: dict[JobKey, Job] = {}
         with self._database.reading("looking up a job") as connection:
-            for named in (JobRow.slug == text, JobRow.id == text, JobRow.name == text):
-                query = _without_launch().where(named, *owned_by(owner))
+            for column in by:
+                query = _without_launch().where(getattr(JobRow, column) == text, *owned_by(owner))
                 ended = query.where(JobRow.ended_at.is_not(None)).order_by(JobRow.ended_at.desc()).limit(MAX_NAMESAKES)
                 for some in (query.where(JobRow.ended_at.is_(None)), ended):
                     found |= {job.key: job for job in _listed(connection, some)}
+                if found:
+                    break
         return in_submit_order(list(found.values()))[::-1]
 
     def list_jobs(self, owner: User | None = None, *, ended_since: float, limit: int) -> JobList:

@@ -36,6 +36,7 @@ from dl2d.daemon.api.job_admission import check_options
 from dl2d.daemon.api.request_limits import PLANS_PER_HEARTBEAT, TASKS_PER_RATE, too_many
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
+from dl2d.daemon.job_views_from_store import StoreViews
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.silent_coordinators import SILENT_HEARTBEATS
 
@@ -371,7 +372,7 @@ def submit(body: Submission, request: Request, services: Services = Depends(serv
 
 def _refuse_duplicate(name: str, store: SqlStore) -> None:
     """Refuse a name that a live job has: most likely the same submission was sent again."""
-    same = [job for job in store.find_jobs(name) if job.request.name == name and not job.state.ended]
+    same = [job for job in store.find_jobs(name, by=("name",)) if not job.state.ended]
     if same:
         raise DuplicateJob(
             f"job {same[0].key.id} is called {name!r} already and has not ended; "
@@ -382,10 +383,10 @@ def _refuse_duplicate(name: str, store: SqlStore) -> None:
 @_of_submission.delete("/v1/jobs/{slug}")
 def cancel(slug: str, services: Services = Depends(services_of)) -> dict[str, object]:
     """Cancel a job by slug, id or name."""
-    found = services.store.find_jobs(slug)
-    if not found:
-        raise HTTPException(404, f"no job {slug!r}")
-    job = next((job for job in found if not job.state.ended), found[0])
+    try:
+        job = StoreViews(services.store).find(slug)
+    except RequestError as error:
+        raise HTTPException(404, error.problem) from None
     if job.state.ended:
         raise HTTPException(409, f"job {job.key.id} has ended already ({job.state})")
     if job.static:

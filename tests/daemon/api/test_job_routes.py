@@ -34,6 +34,7 @@ from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api.heartbeat import MAX_PLANS
 from dl2d.daemon.api.request_limits import heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
+from dl2d.daemon.job_views_from_store import StoreViews
 from dl2d.testing import MemoryManager
 from dl2d.testing.builders import OWNER, make_nodes
 
@@ -856,10 +857,29 @@ class TestCancel:
         new = world.send_job(name="mine").json()
         assert world.cancel("mine").json()["id"] == new["id"]
 
+    def test_a_name_that_is_the_id_of_another_job_is_not_taken_for_it(self, world):
+        first = world.send_job(name="mine").json()
+        named = [world.send_job(name=name).json() for name in (first["id"], first["job"])]
+        assert world.send_job(name=first["id"]).status_code == 409
+        for text in (first["job"], first["id"]):
+            assert StoreViews(world.store).find(text).key.id == first["id"]
+        assert world.cancel(first["id"]).json()["id"] == first["id"]
+        # Nor once it has ended.
+        assert error(world.cancel(first["id"])) == f"job {first['id']} has ended already (cancelled)"
+        assert [world.cancel(job["id"]).status_code for job in named] == [200, 200]
+
+    def test_of_several_live_jobs_of_a_name_none_is_chosen(self, world):
+        jobs = [world.submit(name="train") for _ in range(2)]
+        answer = world.cancel("train")
+        assert answer.status_code == 404
+        assert error(answer).startswith("2 jobs are called 'train'; give one of ")
+        assert all(not world.store.job(job).state.ended for job in jobs)
+
     def test_what_cannot_be_cancelled(self, world):
         job = running(world)
         assert world.cancel(job.slug, world.credentials.for_job(job)).status_code == 403
-        assert error(world.cancel("nobody")) == "no job 'nobody'"
+        answer = world.cancel("nobody")
+        assert (answer.status_code, error(answer)[:24]) == (404, "there is no job 'nobody'")
         world.cancel(job.slug)
         again = world.cancel(job.slug)
         assert (again.status_code, error(again)) == (409, f"job {job.id} has ended already (cancelled)")
