@@ -892,7 +892,7 @@ def test_what_cannot_be_a_credential_is_not_even_tried(
         ({"State": "CANCELLED"}, NotFound),
         ({"State": "PENDING"}, Rejected),
         ({"State": "COMPLETING"}, Rejected),
-        ({"UserID": 1005}, Denied),
+        ({"UserID": 1005}, NotFound),
         ({"UserID": ""}, Unavailable),
         ({"SubmitTime": "N/A"}, Unavailable),
     ],
@@ -903,6 +903,23 @@ def test_a_job_that_does_not_run_or_is_another_users_is_not_authenticated(
     authentication.answer("squeue", rows=[{**OWNER_ROW, **row}])
     with pytest.raises(kind):
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+
+
+def test_whose_a_job_is_does_not_follow_from_the_answer_to_another_user(
+    authentication: FakeSlurm, manager_on: Managers
+) -> None:
+    answers = (
+        {"rows": [{**OWNER_ROW, "UserID": 1005}]},
+        {"rows": []},
+        {"status": 1, "stderr": "slurm_load_jobs error: Invalid job id specified\n"},
+    )
+    words = set()
+    for answer in answers:
+        authentication.answer("squeue", **answer)
+        with pytest.raises(NotFound) as refused:
+            manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+        words.add(str(refused.value))
+    assert words == {"Slurm lists no job 12 of user 1001: it has ended, or belongs to another user"}
 
 
 @pytest.mark.parametrize("rm_id", ["--me", "12,13", "", "x", "12_3"])

@@ -523,7 +523,7 @@ def test_a_proof_serves_once_and_only_its_maker_and_its_job(real: Real, manager:
     manager.authenticate(anchor, good)
     with pytest.raises(Denied, match="used before"):
         manager.authenticate(anchor, good)
-    with pytest.raises(Denied, match=f"belongs to user {real.alice.uid}"):
+    with pytest.raises(NotFound, match=f"Slurm lists no job {anchor} of user {real.bob.uid}: "):
         manager.authenticate(anchor, proof(real, real.bob, anchor))
     with pytest.raises(Denied, match="not made for job"):
         manager.authenticate(anchor, proof(real, real.alice, "999999"))

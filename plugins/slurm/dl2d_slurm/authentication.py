@@ -89,9 +89,7 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
     Raises
     ------
     NotFound
-        There is no such job, it has ended, or it has no batch script.
-    Denied
-        It belongs to another user.
+        There is no such job of this user, it has ended, or it has no batch script.
     Rejected
         It does not run, its user gave options to sbatch that its tasks could not have, or its batch script or
         AdminComment is too long.
@@ -101,16 +99,19 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
     if not _ID.fullmatch(rm_id):
         raise NotFound(f"{rm_id[:80]!r} is not the id of a Slurm job")
     answer, records = query_jobs(commands, OWNER_FIELDS, (rm_id,))
+    # The same where it is another user's: whose it is, Slurm may not show to this one (PrivateData).
+    not_found = NotFound(f"Slurm lists no job {rm_id} of user {uid}: it has ended, or belongs to another user")
     if answer.status != 0:
-        raise failure(f"Slurm job {rm_id}", answer)
+        error = failure(f"Slurm job {rm_id}", answer)
+        raise not_found if isinstance(error, NotFound) else error
     found = next((record for record in records if record["JobID"] == rm_id), None)
     if found is None:
-        raise NotFound(f"Slurm knows no job {rm_id}")
+        raise not_found
     owner = owner_of(found)
     if owner is None:
-        raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}", said=str(found)[:300])
+        raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}")
     if owner.uid != uid:
-        raise Denied(f"the credential was made by user {uid}, but job {rm_id} belongs to user {owner.uid}")
+        raise not_found
     state, _ = job_state(found["State"], placed=True)
     if state.ended:
         raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")
