@@ -5,7 +5,7 @@ of independent components, with s = (w, p):
 
     log y_k(s) = c + t(s) + g(s) + h_k(s) + r_k(s) + noise
 
-    c       mean of log y - t over all kinds that were measured
+    c       mean of log y - t over all kinds that were measured, with the weights b_k below
     t(s)    prior trend: a quarter of a doubling for each doubling of w and of p; for all-reduce, half for each of w
     g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
     h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
@@ -22,10 +22,11 @@ selects them from X_U, H_k is the covariance of h_k (at X_k where no sizes are g
 y_k = log y - t - c. Then
 
     A_k = (H_k + 0.1^2 I + D_k)^-1                                     (n, n)
-    P   = I + L' (sum_k S_k' A_k S_k) L                                (U, U), precision of z given all measurements
-    m   = P^-1 L' sum_k S_k' A_k y_k                                   (U,), mean of z
+    P   = I + L' (sum_k b_k S_k' A_k S_k) L                            (U, U), precision of z given all measurements
+    m   = P^-1 L' sum_k b_k S_k' A_k y_k                               (U,), mean of z
 
-and for f = c + t + g + h_k at N sizes X, with W = L^-1 E(X_U, X) and G = A_k H_k(X_k, X):
+where b_k is 1, or less for a kind whose speeds are implausible (``_weights``). For
+f = c + t + g + h_k at N sizes X, with W = L^-1 E(X_U, X) and G = A_k H_k(X_k, X):
 
     mean_f     = c + t(X) + W' m + G' (y_k - S_k L m)                                                           (N,)
     variance_f = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V)                           (N,)
@@ -94,6 +95,13 @@ _MAX_COUNTS: Final = 40
 #: If a role has more counts, all counts up to this one are predicted, and the remaining ``_MAX_COUNTS - _DENSE_COUNTS``
 #: in geometric progression; speeds at the counts between are interpolated linearly in log2.
 _DENSE_COUNTS: Final = 24
+# One user's jobs may report any speeds, and must not change the sizes of jobs of all other kinds. Speeds of kinds that
+# train do not reach these limits.
+#: Root mean square of a kind's deviations from the trend, in logarithms and without its level, up to which it counts
+#: fully in what all kinds share. The prior expects 0.8, which no kind of dl2's checkpoint exceeds.
+_PLAUSIBLE_DEVIATION: Final = 2.0
+#: The same for a kind's level, less the median over all kinds: three standard deviations of its prior.
+_PLAUSIBLE_LEVEL: Final = 9.0
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
 _JITTER: Final = 1e-9
 
@@ -180,6 +188,8 @@ class _GroupMember(NamedTuple):
     conditioned: ConditionedKind
     #: S_k, as the index of each of its n sizes among the U of the group, shape (n,).
     shared_sizes: Ints
+    #: b_k.
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,9 +215,9 @@ class _SharedPosterior:
         count = len(inputs)
         factor = np.linalg.cholesky(shared_covariance(inputs, inputs) + _JITTER * np.eye(count))
         information, weighted_detrended = np.zeros((count, count)), np.zeros(count)
-        for kind, shared_sizes in members:
+        for kind, shared_sizes, weight in members:
             selection = (shared_sizes[:, None] == np.arange(count)).astype(np.float64)  # S_k
-            selected_precision = selection.T @ kind.precision
+            selected_precision = weight * (selection.T @ kind.precision)
             information += selected_precision @ selection
             weighted_detrended += selected_precision @ (kind.joint.detrended - centre)
         z_root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
@@ -259,13 +269,18 @@ class GaussianProcess:
             conditioned = conditioned or _conditioned(points, Group.of(kind))
             if conditioned is not None:
                 groups.setdefault(Group.of(kind), {})[kind] = conditioned
-        levels = [conditioned.joint.detrended.mean() for kinds in groups.values() for conditioned in kinds.values()]
-        self._centre = float(np.mean(levels)) if levels else 0.0
+        all_kinds = {kind: conditioned for kinds in groups.values() for kind, conditioned in kinds.items()}
+        weights = _weights(all_kinds)
+        levels = [conditioned.joint.detrended.mean() for conditioned in all_kinds.values()]
+        self._centre = float(np.average(levels, weights=list(weights.values()))) if levels else 0.0
         self._members: dict[TrainingKind, _GroupMember] = {}
         self._shared: dict[Group, _SharedPosterior] = {}
         for group, kinds in groups.items():
             inputs, shared_sizes = _shared_sizes([conditioned.joint.sizes for conditioned in kinds.values()], group)
-            members = dict(zip(kinds, map(_GroupMember, kinds.values(), shared_sizes), strict=True))
+            members = {
+                kind: _GroupMember(conditioned, sizes, weights[kind])
+                for (kind, conditioned), sizes in zip(kinds.items(), shared_sizes, strict=True)
+            }
             self._members |= members
             self._shared[group] = _SharedPosterior.of(inputs, members.values(), self._centre)
         # Caches, since many jobs need the same prediction.
@@ -414,7 +429,7 @@ class GaussianProcess:
         mean += shared.z_mean @ z_covariance
         variance -= np.einsum("ij,ij->j", z_covariance, z_covariance)
         if member is not None:
-            kind, shared_sizes = member
+            kind, shared_sizes = member.conditioned, member.shared_sizes
             covariance = kind_covariance(kind.joint.inputs, sizes.inputs)
             gain = kind.precision @ covariance
             mean += (kind.joint.detrended - self._centre - shared.g_mean[shared_sizes]) @ gain
@@ -432,6 +447,20 @@ def _conditioned(points: Points, group: Group) -> ConditionedKind | None:
     joint, separate = _split(measurements)
     noise = with_noise_of_outliers(joint.noise, joint.inputs, joint.detrended, joint.few_jobs)
     return ConditionedKind.of(replace(joint, noise=noise), separate)
+
+
+def _weights(kinds: Mapping[TrainingKind, ConditionedKind]) -> dict[TrainingKind, float]:
+    """Weight of each kind in what all kinds share: 1, or less where its speeds are implausible.
+
+    It falls with the fourth power of the deviations, so that larger ones change less.
+    """
+    if not kinds:
+        return {}
+    levels, deviations = np.array(
+        [(kind.joint.detrended.mean(), kind.joint.detrended.std()) for kind in kinds.values()]
+    ).T
+    excess = np.maximum(deviations / _PLAUSIBLE_DEVIATION, np.abs(levels - np.median(levels)) / _PLAUSIBLE_LEVEL)
+    return dict(zip(kinds, (np.maximum(excess, 1.0) ** -4).tolist(), strict=True))
 
 
 def _split(measurements: _Measurements) -> tuple[_Measurements, _Measurements | None]:

@@ -59,6 +59,19 @@ def test_it_recovers_surfaces_from_a_few_sizes_spread_over_the_range() -> None:
             assert believed[ps - 1, workers - 1] == pytest.approx(true[ps - 1, workers - 1], rel=0.03)
 
 
+@pytest.mark.parametrize("per_worker", [10.0**1.6, 10.0**-1.6, 0.2])
+def test_kinds_with_implausible_speeds_hardly_change_the_predictions_for_others(per_worker: float) -> None:
+    """There are two of them, and three others."""
+    honest = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
+    lies = {size: float(np.clip(1.0 * per_worker ** size[0], 1e-9, 1e15)) for size in SPREAD}
+    lying = [told(f"lie-{number}", lies, times=16) for number in range(2)]
+    for name in ("a", "never measured"):
+        without, among = (
+            fitted(measured).predict_log_speeds(a_request(name))[0][1:, 1:] for measured in (honest, honest + lying)
+        )
+        assert np.abs(among - without).max() < 0.1
+
+
 def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
     """Two points of one kind, one of another: covariances written out, solved with all at once."""
     points = [("a", 1.0, 1.0, 10.0), ("a", 4.0, 2.0, 30.0), ("b", 2.0, 8.0, 5.0)]
