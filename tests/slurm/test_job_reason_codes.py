@@ -87,8 +87,8 @@ def test_what_reasons_mean_for_scaling(reason: str, waits_for: WaitsFor) -> None
 @pytest.mark.parametrize(
     ("reason", "limit"),
     [
-        ("AssocGrpGRES", SiteLimit(("account",), "gres")),
-        ("AssocGrpCPURunMinutesLimit", SiteLimit(("account",), "cpu")),
+        ("AssocGrpGRES", SiteLimit(("account", "user"), "gres")),
+        ("AssocGrpCPURunMinutesLimit", SiteLimit(("account", "user"), "cpu")),
         ("AssocMaxJobsLimit", SiteLimit(("account", "user"), "")),
         ("AssocMaxMemPerJob", SiteLimit((), "memory")),
         ("QOSGrpNodeLimit", SiteLimit(("qos",), "")),
@@ -135,7 +135,7 @@ def test_an_unknown_reason_is_a_remark_on_each_listing_and_one_line_of_the_log(
     [
         ("QOSGrpDancers", SiteLimit(("qos",), "")),
         ("QOSMaxGRESDancesPerUser", SiteLimit(("qos", "user"), "gres")),
-        ("AssocGrpCpuDances", SiteLimit(("account",), "cpu")),
+        ("AssocGrpCpuDances", SiteLimit(("account", "user"), "cpu")),
         ("AssocMaxMemDancesPerJob", SiteLimit((), "memory")),
     ],
 )

@@ -99,8 +99,10 @@ def _site_limit(name: str) -> SiteLimit:
     if name == "QOSUsageThreshold":  # of its user's usage in the account
         return SiteLimit(("qos", "account", "user"), resource)
     if name.startswith("Assoc"):
-        # The maximum of an association is that of a user in an account; a group's is shared by all in it.
-        return SiteLimit(("account",) if "Grp" in name else ("account", "user"), resource)
+        # The maximum of an association is that of a user in an account. So may a group's be: the reason is the same for
+        # the limits of a user, of the account and of those above it. What an account may have together is read from
+        # slurmctld (association_limits).
+        return SiteLimit(("account", "user"), resource)
     each = [part.lower() for part in ("Account", "User") if f"Per{part}" in name]
     return SiteLimit(("qos", *each), resource)
 
