@@ -167,7 +167,8 @@ class MovesOffNodes:
                     room.change(self._first_target, alike, place if own < 0 else own)
                 room.use(name, task.demand)
                 return True
-        if room.take(task.job, task.demand, [name for name in targets if name != node and name not in chosen]):
+        others = [name for name in targets if name != node and name not in chosen]
+        if room.take(task.job, task.demand, others, room.can_spare):
             return True
         if untried is not None or room.undo_point == self._before_moves:
             self._immovable[alike] = [node] if node in room.capacity else []

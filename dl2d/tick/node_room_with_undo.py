@@ -49,8 +49,8 @@ class NodeRoom:
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
         self._held_for_later: dict[str, Resources] = defaultdict(Resources)
         floors = dict(snapshot.floors)
-        #: How many tasks of a group may leave, and how many of these for tasks of other jobs: no more than are decided
-        #: above the floor. The others are replacements of tasks that move, and would be started again.
+        #: How many tasks of a group may leave, and how many of these for minimum sizes of waiting jobs: no more than
+        #: are decided above the floor. The others are replacements of tasks that move, and would be started again.
         self._above_floor: dict[TaskGroup, int] = {}
         self._decided_above_floor: dict[TaskGroup, int] = {}
         for key, held in snapshot.held().items():
@@ -171,24 +171,27 @@ class NodeRoom:
                 break
         return None if short else leavers
 
-    def take(self, key: JobKey, demand: Resources, nodes: Collection[str], *, only_free: bool = False) -> bool:
-        """Take a demand of a job on the first node where it is free, or else where jobs can spare tasks for it."""
+    def take(
+        self, key: JobKey, demand: Resources, nodes: Collection[str], may_leave: Callable[[Task], bool] | None
+    ) -> bool:
+        """Take a demand of a job on the first node where it is free, or else where tasks that may leave make room."""
         allowed = self.may_use.get(key)
         if allowed is not None:
             nodes = [name for name in nodes if name in allowed]
         found = next((name for name in nodes if self.fits(demand, name)), None)
-        if found is None and not only_free and any(self._above_floor.values()):
-            found = next((name for name in nodes if self.tasks_on[name] and self._make_room(name, demand)), None)
+        if found is None and may_leave is not None and any(self._above_floor.values()):
+            with_tasks = (name for name in nodes if self.tasks_on[name])
+            found = next((name for name in with_tasks if self._make_room(name, demand, may_leave)), None)
         if found is not None:
             self.use(found, demand)
         return found is not None
 
-    def _make_room(self, node: str, demand: Resources) -> bool:
-        """Let tasks leave a node that their jobs can spare, so that a demand fits there."""
+    def _make_room(self, node: str, demand: Resources, may_leave: Callable[[Task], bool]) -> bool:
+        """Let tasks leave a node, so that a demand fits there."""
         undo_point = self.undo_point
-        leavers = self._without_which_fits(demand, node, self._may_make_room)
+        leavers = self._without_which_fits(demand, node, may_leave)
         for task in leavers or ():
-            if not self._may_make_room(task):
+            if not may_leave(task):
                 self.undo(undo_point)
                 return False
             group = task.job, task.role
@@ -197,7 +200,7 @@ class NodeRoom:
             self.remove(node, task)
         return leavers is not None
 
-    def _may_make_room(self, task: Task) -> bool:
+    def _can_spare_for_minimum(self, task: Task) -> bool:
         return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
 
     def take_minima(self, keys: Iterable[JobKey], claimed: Collection[str], passed_over: Collection[JobKey]) -> None:
@@ -214,16 +217,19 @@ class NodeRoom:
             minimum = request.worker, request.ps, request.min_size, self.may_use.get(key), only_free
             if minimum in failed:
                 continue
-            if self._take_minimum(key, [first] if only_free else [first, last], only_free=only_free):
+            nodes, may_leave = ([first], None) if only_free else ([first, last], self._can_spare_for_minimum)
+            if self._take_minimum(key, nodes, may_leave):
                 self.with_minimum.add(key)
             else:
                 failed.add(minimum)  # room only becomes less
 
-    def _take_minimum(self, key: JobKey, nodes: Iterable[Collection[str]], *, only_free: bool) -> bool:
+    def _take_minimum(
+        self, key: JobKey, nodes: Iterable[Collection[str]], may_leave: Callable[[Task], bool] | None
+    ) -> bool:
         request, undo_point = self._jobs.requests[key], self.undo_point
         for role in TASK_ROLES:
             for _ in range(request.min_size.count(role)):
-                if not any(self.take(key, request.demand(role), names, only_free=only_free) for names in nodes):
+                if not any(self.take(key, request.demand(role), names, may_leave) for names in nodes):
                     self.undo(undo_point)
                     return False
         return True

@@ -76,7 +76,7 @@ def claim_nodes(
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
-    Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for other jobs.
+    Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for waiting ones.
 
     Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``backing_off``, or
     for whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower

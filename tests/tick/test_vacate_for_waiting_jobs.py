@@ -708,6 +708,21 @@ def test_the_replacement_of_a_floor_task_makes_no_room_for_an_elastic_job_that_w
         assert starts_and_stops(world) == []
 
 
+def test_the_replacement_of_a_floor_task_makes_room_for_one_that_moves_for_a_claim_of_higher_priority() -> None:
+    """The tasks that leave the node that is kept free move to the room that the worker on n1 was to have."""
+    with closing(World(cluster_nodes=make_nodes(4, cpu=4), url="")) as world:
+        world.manager.yields = Yields.ALWAYS
+        world.manager.claims = [keep_free(1)]
+        for cpus, workers, servers in ((2, 2, 3), (3, 2, 2), (2, 2, 2)):
+            world.submit(
+                worker=Resources.of(cpu=cpus), ps=Resources.of(cpu=1), max_workers=workers, max_ps=servers
+            )  # fmt: skip
+        world.settle(12, 10.0)
+        world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=2), eligible=frozenset({"n1"})))
+        assert follow(world) == ["812"]
+        assert starts_and_stops(world) == []
+
+
 @pytest.mark.parametrize("policy", [Drf, Fifo, Srtf])
 def test_the_node_that_is_kept_free_stays_the_same_while_an_elastic_job_cannot_start(
     policy: type[Drf | Fifo | Srtf],
