@@ -16,13 +16,14 @@ from dl2d.store.canaries import CanaryJobRow
 from dl2d.store.job_losses import JobLossRow
 from dl2d.store.job_speeds import JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
+from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.membership_changes import RuntimePlanRow
 from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
 from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 
-#: Maximum number of rows of progress, and of slots, that one step deletes.
+#: Maximum number of rows of progress (about as many of speeds), and of slots, that one step deletes.
 _ROWS, _SLOTS = 2000, 5
 #: Pages of SQLite that one step gives back, and the share of free pages in the file above which it does.
 _PAGES, _FREE_SHARE = 500, 0.1
@@ -58,6 +59,7 @@ def prune(connection: Connection, keep: Keep, now: float) -> int:
         or _prune_decisions(connection, now - keep.decisions)
         or _prune_slots(connection, now - keep.slots)
         or _prune_jobs(connection, now - keep.jobs)
+        or _prune_speeds(connection, now - keep.jobs)
     )
 
 
@@ -114,6 +116,13 @@ def _prune_jobs(connection: Connection, before: float) -> int:
     for model in _OF_JOB:
         connection.execute(delete(table_of(model)).where(table_of(model).c.job_number == number))
     return connection.execute(delete(table_of(JobRow)).where(JobRow.number == number)).rowcount
+
+
+def _prune_speeds(connection: Connection, before: float) -> int:
+    """Delete about ``_ROWS`` speeds of kinds at sizes that were measured last before a time, the oldest first."""
+    at = table_of(SpeedRow).c.at
+    end = connection.execute(select(at).where(at < before).order_by(at).offset(_ROWS - 1).limit(1)).scalar()
+    return connection.execute(delete(table_of(SpeedRow)).where(at < before if end is None else at <= end)).rowcount
 
 
 def give_back_space(connection: Connection) -> int:

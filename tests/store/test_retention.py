@@ -21,6 +21,7 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import JobState, Progress
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.store import JobChange, Keep, TaskChange
 from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention
@@ -99,6 +100,19 @@ def test_jobs_that_ended_long_ago_go_with_all_that_is_theirs(store: SqlStore) ->
         "tasks": 6, "progress": 3, "decisions": 3, "resizes": 10,
     }  # fmt: skip
     assert store.slot(1) is not None
+
+
+def test_speeds_at_sizes_that_were_not_measured_for_long_go_in_steps(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_ROWS", 2)
+    store.add_job(job := a_job())
+    for workers, days in enumerate([50, 45, 40, 30, 20, 5], start=1):
+        store.report_progress(job.key, Progress(at=NOW - days * DAY, workers=workers, samples_per_second=1.0))
+    [before] = store.speeds([TrainingKind.of(job.request)])
+    assert pruned(store, jobs=25.0) == [2, 2]
+    [left] = store.speeds([TrainingKind.of(job.request)])
+    assert left.points == before.points[4:]
 
 
 def test_the_file_becomes_smaller(tmp_path: Path) -> None:
