@@ -144,6 +144,8 @@ class GrowthLimit:
     left: Mapping[str, float]
     #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
     reason: str
+    #: Whether the manager starts no task beyond it. Otherwise none is submitted beyond it.
+    enforced: bool = True
 
     def allows(self, demand: Resources) -> bool:
         """Whether it leaves enough for tasks with this demand; a limit of what they do not need does not matter."""

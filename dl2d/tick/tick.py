@@ -106,7 +106,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             snapshot, slot_decision.in_force, deciders.placement,
             keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
         )  # fmt: skip
-        plan = within_limits(plan, snapshot, reconciled.owners, context.guard_rules, without_replacement)
+        plan = within_limits(
+            plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, observed.listing.growth_limits
+        )
         if context.start_allowance is not None:
             plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)

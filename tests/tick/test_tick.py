@@ -33,7 +33,7 @@ from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.testing.builders import make_nodes
 from dl2d.tick.decide import decide
-from dl2d.tick.record import inputs_hash
+from dl2d.tick.record import Report, inputs_hash
 from dl2d.tick.tick_context import GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
 
@@ -793,6 +793,39 @@ def test_the_guard_changes_a_decision_and_says_why(build, rules, want, constrain
     report = world.tick()
     assert [report.decision.allocations()[key] for key in keys] == want
     assert reason(report, keys[1]).guarded[0].constraint is constraint
+
+
+def test_a_job_gets_its_minimum_size_of_a_share_of_the_cluster_that_another_job_has_and_the_share_is_kept(
+    build,
+) -> None:
+    world = build(policy=Drf())
+    share = 4.0
+
+    def tick() -> Report:
+        listed = [job for job in world.manager.listing().jobs if job.state.holds_resources]
+        demands = {task.handle: task.demand for task in world.tasks()}
+        used = sum(demands[job.handle].get("gpu") for job in listed if job.handle in demands)
+        anchors = frozenset(job.anchor for job in world.store.jobs(live=True))
+        limit = GrowthLimit(anchors, {"gpu": share - used}, "elastic jobs may hold 50 %", enforced=False)
+        world.manager.growth_limits = (limit,)
+        report = world.tick(5.0)
+        assert sum(task.demand.get("gpu") for task in world.tasks()) <= share
+        world.beat()
+        return report
+
+    first = world.ready(max_workers=16, max_ps=1)
+    for _ in range(6):
+        tick()
+    assert world.has(first) == (4, 1)
+    second = world.ready(max_workers=16, max_ps=1)
+    for _ in range(8):
+        report = tick()
+    assert (world.has(first), world.has(second)) == ((3, 1), (1, 1))
+    assert reason(report, first).guarded[-1].text.endswith(f"yields to the minimum size 1w+1ps of job {second.id}")
+    world.slot_seconds = 1.0
+    for _ in range(8):
+        tick()
+        assert (world.has(first), world.has(second)) == ((3, 1), (1, 1))
 
 
 def test_cool_down_holds_a_job_at_its_size(build) -> None:

@@ -1,20 +1,21 @@
-"""Deferring starts: those for which the site's limits have no room before tasks that leave have ended. Pure.
+"""Deferring starts: those for which limits have no room before tasks that leave have ended. Pure.
 
-The guard limits what is decided. Tasks that leave still hold what they have, and a task that is moved runs beside its
-replacement for a while. Starts for which the resource manager is not to be asked yet are deferred as well.
+The limits are the site's and those of the resource manager that it does not enforce. The guard limits what is decided.
+Tasks that leave still hold what they have, and a task that is moved runs beside its replacement for a while. Starts for
+which the resource manager is not to be asked yet are deferred as well.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot, task_tag
+from dl2d.core.cluster import Snapshot, TaskState, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
 from dl2d.core.resource_manager import GrowthLimit, StartAllowance
-from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
 from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.resize_guard_limits import LimitScope, limit_text, limits_of
@@ -50,6 +51,7 @@ def within_limits(
     owners: Mapping[JobKey, Owner],
     rules: GuardRules,
     without_replacement: Collection[TaskGroup] = (),
+    growth_limits: Iterable[GrowthLimit] = (),
 ) -> Plan:
     """The plan without the starts that have no room in a limit now; they are deferred, as those without room on a node.
 
@@ -65,17 +67,17 @@ def within_limits(
     other replacement                                                    the task stays
     ===================================================================  ========================================
 
-    ``owners`` are those of the jobs of all tasks in the snapshot. No task of a job and role in ``without_replacement``
-    starts while another one of it is leaving.
+    ``owners`` are those of the jobs of all tasks in the snapshot. Of the resource manager's ``growth_limits`` those
+    count that it does not enforce. No task of a job and role in ``without_replacement`` starts while another one of it
+    is leaving.
     """
     waiting = _behind_leaving_tasks(plan, snapshot, without_replacement)
     plan = _without(plan, waiting) if waiting else plan
-    limited = any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition))
-    if not plan.starts or not limited:
+    site_limits = rules.per_user, rules.per_account, rules.per_partition
+    not_enforced = [limit for limit in growth_limits if not limit.enforced]
+    if not plan.starts or not (not_enforced or any(limit.thousandths for limit in site_limits)):
         return plan
-    in_use = _LimitsInUse(owners, rules)
-    for task in snapshot.tasks:
-        in_use.add(task.job, task.demand)
+    in_use = _LimitsInUse(snapshot, owners, rules, not_enforced)
     requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
     replaced = _floor_tasks_replaced(plan, snapshot)
     by_job: dict[JobKey, list[int]] = defaultdict(list)
@@ -249,30 +251,55 @@ def _deferred(starts: Sequence[Start], lacks: Mapping[int, _Lack]) -> Iterable[D
         yield Deferred(key, role, len(indices), "", lack.shortfalls, lack.limit, lack.postponed)
 
 
-class _LimitsInUse:
-    """What the tasks of each user, account and partition hold, against the limits."""
+@dataclass(slots=True)
+class _Limit:
+    """A limit, and what the tasks of its jobs hold of it."""
 
-    def __init__(self, owners: Mapping[JobKey, Owner], rules: GuardRules) -> None:
-        self._rules = rules
-        self._owners = owners
-        self._held: dict[tuple[LimitScope, str], Resources] = defaultdict(Resources)
+    text: str
+    #: What it bounds.
+    resources: Collection[str]
+    most: Resources
+    held: Resources = NO_RESOURCES
+
+
+class _LimitsInUse:
+    """The limits of each job, and what tasks hold of them."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        owners: Mapping[JobKey, Owner],
+        rules: GuardRules,
+        growth_limits: Iterable[GrowthLimit],
+    ) -> None:
+        self._of: dict[JobKey, list[_Limit]] = defaultdict(list)
+        shared: dict[tuple[LimitScope, str], _Limit] = {}
+        for key, owner in owners.items():
+            for scope, name, limit in limits_of(owner, rules):
+                if name and limit.thousandths:
+                    new = _Limit(limit_text(scope, name, limit), limit.as_dict().keys(), limit)
+                    self._of[key].append(shared.setdefault((scope, name), new))
+        for task in snapshot.tasks:
+            self.add(task.job, task.demand)
+        jobs = {job.anchor: job.key for job in snapshot.jobs}
+        for left in growth_limits:
+            keys = {jobs[anchor] for anchor in left.anchors & jobs.keys()}
+            most = Resources.of({name: round(max(amount, 0.0), 3) for name, amount in left.left.items()})
+            # What it leaves is besides the tasks that run.
+            asked = (task for task in snapshot.tasks if task.state is TaskState.ASKED and task.job in keys)
+            of_manager = _Limit(left.reason, left.left.keys(), most, Resources.total(task.demand for task in asked))
+            for key in keys:
+                self._of[key].append(of_manager)
 
     def add(self, key: JobKey, demand: Resources) -> None:
         """Count a task of a job."""
-        for scope, name, _ in self._of(key):
-            self._held[scope, name] += demand
+        for limit in self._of.get(key, ()):
+            limit.held += demand
 
     def lacks(self, key: JobKey, demand: Resources) -> tuple[str, tuple[Shortfall, ...]] | None:
         """The first limit that has no room for tasks of a job, in words, and what is missing; None if all have."""
-        for scope, name, limit in self._of(key):
-            names = limit.as_dict().keys() & demand.as_dict().keys()
-            room = limit.minus(self._held[scope, name])
-            missing = tuple(short for short in demand.shortfalls(room) if short.resource in names)
-            if missing:
-                return limit_text(scope, name, limit), missing
+        for limit in self._of.get(key, ()):
+            room = limit.most.minus(limit.held)
+            if missing := tuple(short for short in demand.shortfalls(room) if short.resource in limit.resources):
+                return limit.text, missing
         return None
-
-    def _of(self, key: JobKey) -> Iterable[tuple[LimitScope, str, Resources]]:
-        owner = self._owners.get(key)
-        limits = () if owner is None else limits_of(owner, self._rules)
-        return (each for each in limits if each[1] and each[2].thousandths)

@@ -233,7 +233,7 @@ def share_limits(
         has = Resources.total(taken[name])
         left = {resource: amount * share - has.get(resource) for resource, amount in capacity.as_dict().items()}
         reason = f"elastic jobs may hold {100 * share:g} % of partition {name}"
-        yield GrowthLimit(frozenset(members[name]), left, reason)
+        yield GrowthLimit(frozenset(members[name]), left, reason, enforced=False)
 
 
 def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:

@@ -429,6 +429,35 @@ def test_a_limit_concerns_the_tasks_that_need_what_it_is_about(left: dict[str, f
     assert found == {(job.key, role) for role in roles_}
 
 
+@pytest.mark.parametrize(
+    ("left", "has", "starts"),
+    [
+        ({"cpu": 2.0, "gpu": 1.0}, TaskState.DRAINING, 1),
+        ({"cpu": 4.5, "gpu": 2.0}, TaskState.DRAINING, 2),
+        # What is asked for does not run yet, so that the limit leaves this as well.
+        ({"gpu": 1.0}, TaskState.ASKED, 0),
+        ({"gpu": 2.0}, TaskState.ASKED, 1),
+        ({"gpu": 0.0}, TaskState.CONFIRMED, 0),
+        ({"gpu": -4.0}, TaskState.CONFIRMED, 0),
+        ({"memory": 0.0}, TaskState.CONFIRMED, 3),
+    ],
+)
+def test_no_start_exceeds_a_limit_that_the_resource_manager_does_not_enforce(
+    left: dict[str, float], has: TaskState, starts: int
+) -> None:
+    job, other = (replace(a_job(number), anchor=f"anchor-{number}") for number in (1, 2))
+    running = a_task(job, W, 1, TaskState.CONFIRMED)
+    snapshot = replace(a_snapshot([job, other], cluster(1)), tasks=(running, a_task(other, W, 0, has)))
+    planned = Plan(starts=(Start(job.key, W, "n0", job.request.worker),) * 3)
+    owners = {each.key: each.owner for each in (job, other)}
+    limit = GrowthLimit(frozenset({job.anchor, other.anchor}), left, "elastic jobs may hold 50 %", enforced=False)
+    plan = within_limits(planned, snapshot, owners, GuardRules(), growth_limits=[limit])
+    assert len(plan.starts) == starts
+    assert [(item.count, item.limit) for item in plan.deferred] == ([(3 - starts, limit.reason)] if starts < 3 else [])
+    unlimited = replace(limit, enforced=True), replace(limit, anchors=frozenset({other.anchor}))
+    assert within_limits(planned, snapshot, owners, GuardRules(), growth_limits=unlimited) == planned
+
+
 @given(_decided(), _named, st.sampled_from([LoadBalance(), BestFit(), Optimus(), Dl2Paper()]), _limits)
 @settings(max_examples=200, deadline=None)
 def test_what_has_room_starts_and_what_does_not_is_deferred_with_a_true_reason(
