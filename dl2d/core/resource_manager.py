@@ -88,7 +88,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     whole: bool = False
     #: Nodes that it may use; None for all.
     eligible: frozenset[str] | None = None
-    #: Nodes on which it runs in any case.
+    #: Nodes on which it runs in any case. A node that is kept free for a standing claim without such nodes counts for
+    #: all standing claims without such nodes that may use it.
     required: frozenset[str] = frozenset()
     #: Nodes on which the resource manager plans to start it, and when, seconds since 1970; empty and 0 for unknown.
     planned: tuple[str, ...] = ()

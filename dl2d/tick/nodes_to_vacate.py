@@ -36,6 +36,8 @@ class NodeSearch:
         self._jobs = jobs
         self._without_replacement = without_replacement
         self._index = {name: index for index, name in enumerate(room.capacity)}
+        #: Nodes of standing claims that may be any of their eligible ones.
+        self._kept_free = set[str]()
         #: The state of the room before the last claim.
         self._undo_point = 0
         #: Number of planned nodes whose tasks yield and had nowhere to go.
@@ -73,13 +75,20 @@ class NodeSearch:
         return SearchResult(_claimed_nodes(claim, chosen, leaving), moves.failed_nodes, moves.is_cut_short)
 
     def keep_free(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
-        """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``find``."""
+        """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``find``.
+
+        Nodes that are kept free for another one count, unless one of the two requires its nodes.
+        """
         moves = self._begin(claim)
         if claim.members is not None:
             return self._vacate_reserved(claim, claim.members, moves)
-        eligible = (name for name in self._room.capacity if claim.eligible is None or name in claim.eligible)
-        ranked = self._ranked(eligible, None, claim, previous)
-        return _claimed_nodes(claim, *self._vacate_first(claim.nodes, ranked, None, moves))
+        eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
+        kept = 0 if claim.required else sum(name in self._kept_free for name in eligible)
+        ranked = self._ranked(eligible, None, claim, previous) if kept < claim.nodes else []
+        chosen, leaving = self._vacate_first(claim.nodes - kept, ranked, None, moves)
+        if not claim.required:
+            self._kept_free |= chosen.keys()
+        return _claimed_nodes(claim, chosen, leaving)
 
     def vacate_planned(self, claim: Claim) -> ClaimedNodes:
         """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""

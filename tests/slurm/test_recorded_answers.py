@@ -127,7 +127,7 @@ def test_the_claims_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyPatc
         ),
         Claim(
             handle="reservation ml", user="", nodes=1, demand=NO_RESOURCES, whole=True, eligible=frozenset({"n4"}),
-            standing=True, members=frozenset(), priority=0,
+            required=frozenset({"n4"}), standing=True, members=frozenset(), priority=0,
         ),
     ]  # fmt: skip
 

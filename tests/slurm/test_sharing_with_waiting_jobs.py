@@ -9,6 +9,8 @@ from dl2d.core.cluster import Task
 from dl2d.core.errors import ConfigError
 from dl2d.core.resource_manager import Claim, Yields
 from dl2d.core.resources import Resources
+from dl2d_slurm.partitions import Partition
+from dl2d_slurm.sharing_with_waiting_jobs import SharingRule, standing_claims
 
 TAG = "dl2:fake.7.1795253000:worker-1"
 
@@ -201,6 +203,15 @@ def test_the_first_rule_for_a_partition_says_to_whom_its_jobs_yield(slurm: FakeS
     for sharing, expected in (([], [Yields.ALWAYS] * 2), (rules, [Yields.NEVER, Yields.HIGHER_PRIORITY])):
         jobs = manager_on(sharing=sharing).listing().jobs
         assert [(job.priority, job.yields) for job in jobs[:2]] == [(4000, each) for each in expected]
+
+
+def test_nodes_are_kept_free_in_small_partitions_first_where_they_count_for_large_ones() -> None:
+    nodes = {"all": {"n1", "n2", "n3"}, "small": {"n1"}, "long": {"n1", "n2", "n3"}}
+    partitions = {name: Partition(name, frozenset(names)) for name, names in nodes.items()}
+    kept = list(standing_claims(partitions, [SharingRule(min_free=2)]))
+    assert [(claim.handle, claim.nodes) for claim in kept] == [
+        ("partition small", 1), ("partition all", 2), ("partition long", 2),
+    ]  # fmt: skip
 
 
 def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(

@@ -548,7 +548,7 @@ def reservation(*nodes: str) -> Claim:
     """A reservation that begins within ten minutes."""
     return Claim(
         handle="reservation maint", user="", priority=-1, nodes=len(nodes), demand=Resources(), whole=True,
-        eligible=frozenset(nodes), standing=True,
+        eligible=frozenset(nodes), required=frozenset(nodes), standing=True,
     )  # fmt: skip
 
 
@@ -643,19 +643,26 @@ def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: 
     assert by_node[claimed.nodes[0]] == min(by_node.values())
 
 
+def keep_free(nodes: int, *eligible: str) -> Claim:
+    """Nodes that the site keeps free."""
+    return Claim(
+        handle="partition gpu", user="", priority=-1, nodes=nodes, demand=Resources(), whole=True, standing=True,
+        eligible=frozenset(eligible) if eligible else None,
+    )  # fmt: skip
+
+
 def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
-    kept = Claim(handle="partition gpu", user="", priority=-1, nodes=1, demand=Resources(), whole=True, standing=True)
     job = world.submit(max_workers=8, max_ps=8)
-    world.manager.claims = [kept]
+    world.manager.claims = [keep_free(1)]
     world.settle()
     assert world.has(job) == (6, 6)
-    world.manager.claims = [kept] * 9
+    world.manager.claims = [keep_free(9)]
     for _ in range(5):
         report = world.tick(300.0)
         world.settle()
     assert world.has(job) == (2, 2)
     assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
-    assert report.snapshot.claims[0].text.startswith("the site keeps 1 node of partition gpu free: n")
+    assert report.snapshot.claims[0].text.startswith("the site keeps 3 nodes of partition gpu free: n")
     # A job that waits takes one of them.
     world.manager.claims.append(claim(nodes=1))
     report = world.tick(1.0)
@@ -666,16 +673,9 @@ def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
     world.settle()
     assert world.has(job) == (6, 6)
     world.manager.yields = Yields.NEVER
-    world.manager.claims = [kept] * 4
+    world.manager.claims = [keep_free(4)]
     world.tick(1.0)
     assert world.tick(1.0).plan.stops == ()
-
-
-def keep_free(nodes: int) -> Claim:
-    """Nodes that the site keeps free."""
-    return Claim(
-        handle="partition gpu", user="", priority=-1, nodes=nodes, demand=Resources(), whole=True, standing=True
-    )
 
 
 def starts_and_stops(world: World, ticks: int = 20) -> list[str]:
@@ -765,6 +765,25 @@ def test_an_elastic_job_that_the_policy_passes_over_keeps_only_free_room_from_ri
         world.manager.end("7")
         world.settle()
         assert world.has(second) == ((2, 1) if "n3" in eligible else (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("claims", "free"),
+    [
+        ([keep_free(1), keep_free(2), keep_free(1)], 2),
+        ([keep_free(1, "n1", "n2"), keep_free(1)], 1),
+        ([keep_free(1, "n1", "n2"), keep_free(1, "n3", "n4")], 2),
+        ([reservation("n1"), keep_free(1), keep_free(1)], 2),
+        ([keep_free(1, "n1"), reservation("n1", "n2"), keep_free(1)], 2),
+    ],
+    ids=["same nodes", "part of them", "other nodes", "reservation", "reservation of a node that is kept free"],
+)
+def test_a_node_that_is_kept_free_counts_for_each_partition_that_has_it(
+    world: World, claims: list[Claim], free: int
+) -> None:
+    world.manager.claims = claims
+    job = world.settled(max_workers=8, max_ps=8)
+    assert len(world.nodes_of(job)) == 4 - free
 
 
 def test_a_claim_counts_nodes_that_no_elastic_job_may_use_and_tasks_move_only_where_their_job_may(world: World) -> None:
@@ -992,8 +1011,7 @@ def test_tasks_of_floors_move_together_so_that_nodes_become_free(cpus: int, free
     ]
     snapshot = Snapshot(at=0.0, slot=1, nodes=nodes, jobs=tuple(jobs), tasks=tuple(tasks))
     anchors = (RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
-    kept = Claim(handle="partition gpu", user="", priority=-1, nodes=40, demand=Resources(), whole=True, standing=True)
-    listing = RmListing(0.0, nodes, tuple(anchors), claims=(kept,))
+    listing = RmListing(0.0, nodes, tuple(anchors), claims=(keep_free(40),))
     found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0, allocations={})
     assert sum(len(each.nodes) for each in found.claims) == free
     assert sum(len(each.leaving) for each in found.claims) == free

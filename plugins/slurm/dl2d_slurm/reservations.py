@@ -124,6 +124,6 @@ def reservation_claims(
             members = frozenset(handle for handle, options in jobs.items() if each.name in options.reservations)
             yield Claim(
                 handle=f"reservation {each.name}", user="", priority=-1, nodes=len(each.nodes), demand=NO_RESOURCES,
-                whole=True, eligible=each.nodes, standing=True,
+                whole=True, eligible=each.nodes, required=each.nodes, standing=True,
                 members=members if each.flexible or each.active(at) else None,
             )  # fmt: skip

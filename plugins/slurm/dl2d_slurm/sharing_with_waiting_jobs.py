@@ -190,8 +190,11 @@ def _handle_for_users(job: WaitingJob) -> str:
 
 
 def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
-    """A claim for the nodes of each partition that are kept free."""
-    for name, partition in sorted(partitions.items()):
+    """A claim for the nodes of each partition that are kept free.
+
+    Small partitions come first: what is kept free of them counts for larger ones that have the same nodes.
+    """
+    for name, partition in sorted(partitions.items(), key=lambda each: (len(each[1].nodes), each[0])):
         if kept := min(sharing_rule(name, rules).min_free, len(partition.nodes)):
             yield Claim(
                 handle=f"partition {name}", user="", priority=-1, nodes=kept, demand=NO_RESOURCES, whole=True,
