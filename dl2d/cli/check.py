@@ -60,7 +60,7 @@ from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
-from dl2d_slurm.sbatch_options import refuse_directives, remarks
+from dl2d_slurm.sbatch_options import options_of_script, refuse_options, remarks
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.sharing_with_waiting_jobs import priorities_advice
 from dl2d_slurm.submission_backends import chosen_backend
@@ -427,8 +427,9 @@ def _job_file(path: Path, rules: RequestRules, nodes: tuple[Node, ...]) -> Itera
     try:
         if is_batch_script(path):
             request, script = read_batch_script(path, rules), read_bounded(path)
-            refuse_directives(script)
-            said = remarks(script)
+            given = options_of_script(script)
+            refuse_options(given)
+            said = remarks(given)
         else:
             request = JobFile.read(path, rules).checked
         check_feasible(request, RmListing(0.0, nodes, ()))

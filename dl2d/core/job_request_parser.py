@@ -28,7 +28,7 @@ MAX_LAUNCH_BYTES = 256 * 1024
 MAX_FOLDER_BYTES = 4096
 #: Maximum length of the ``#DL2`` lines of a script together.
 _MAX_DIRECTIVES = 16_384
-_DIRECTIVE = re.compile(r"#DL2(?:\s+(.*))?", re.DOTALL)
+_DIRECTIVE = re.compile(r"^[^\S\n]*#DL2(?!\S)(.*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,16 +237,15 @@ def read_directives(script: str, *, where: str = "script") -> dict[str, object]:
         A line has no ``key=value``, a key stands twice, or the lines are too long; names the line.
     """
     found: dict[str, object] = {}
-    length = 0
-    for number, line in enumerate(script.splitlines(), start=1):
-        match = _DIRECTIVE.fullmatch(line.strip())
-        if match is None:
-            continue
+    length, number, counted = 0, 1, 0
+    for match in _DIRECTIVE.finditer(script):
+        number += script.count("\n", counted, match.start())
+        counted = match.start()
         place = f"{where}, line {number}"
-        length += len(line)
+        length += len(match[0])
         if length > _MAX_DIRECTIVES:
             raise RequestError("#DL2", f"the lines are longer than {_MAX_DIRECTIVES} characters", where=place)
-        pairs = _split(match[1] or "", place)
+        pairs = _split(match[1], place)
         if not pairs:
             raise RequestError("#DL2", "the line has no key=value", where=place)
         for pair in pairs:

@@ -251,6 +251,17 @@ echo hello  # not one: #DL2 x=1
     }
 
 
+def test_lines_are_those_of_a_shell() -> None:
+    """A form feed does not end a comment."""
+    assert read_directives("# old:\f#DL2 model=vgg-16\r\n#DL2\tmodel=resnet-50\tepochs=1\r\n") == {
+        "model": "resnet-50",
+        "epochs": "1",
+    }
+    with pytest.raises(RequestError) as caught:
+        read_directives("#!/bin/sh\n#\f#\n#DL2 epochs=1\n\n  #DL2 epochs\n")
+    assert caught.value.where == "script, line 5"
+
+
 def test_a_quote_of_the_other_kind_is_kept() -> None:
     assert read_directives("""#DL2 a="it's" b='say "x"'""") == {"a": "it's", "b": 'say "x"'}
 

@@ -847,8 +847,8 @@ def test_the_clusters_name_is_asked_for_once(slurm: FakeSlurm, manager_on: Manag
         ({"status": 2, "stderr": "unmunge: Error: No credential specified"}, Denied),
         ({"stdout": GOOD.replace("dl2d:12", "dl2d:13")}, Denied),
         ({"stdout": GOOD + "\n"}, Denied),
-        ({"stdout": GOOD.replace("1001", "1005")}, Denied),
-        ({"stdout": GOOD.replace("1001", "0")}, Denied),
+        ({"stdout": GOOD.replace("1001", "1005")}, NotFound),
+        ({"stdout": GOOD.replace("1001", "0")}, NotFound),
         ({"status": 6, "stderr": "unmunge: Error: Failed to access socket (Did you start munged?)"}, Unavailable),
         ({"status": 7, "stderr": "timed out"}, Unavailable),
         ({"stdout": "?"}, Unavailable),
@@ -945,6 +945,7 @@ def test_what_is_no_job_id_never_reaches_squeue(authentication: FakeSlurm, manag
         ("  # x\n#SBATCH--exclusive", {}, "--exclusive"),
         pytest.param(f"#SBATCH --comment={'x' * 40_000}", {}, "#SBATCH lines .* longer than 32768", id="long line"),
         pytest.param("#SBATCH -c1\n" * 4_000, {}, "#SBATCH lines .* longer than 32768", id="many lines"),
+        pytest.param("\n" * 4_096, {}, "more than 4096 lines before its first command", id="many empty lines"),
         ("", {"Container": "/oci/bundle"}, "--container"),
         ("", {"MCSLabel": "secret"}, "--mcs-label"),
     ],
@@ -967,6 +968,7 @@ def test_an_option_that_tasks_cannot_have_is_refused_by_name(
         "#SBATCH --comment '--exclusive' -J --exclusive",
         "#SBATCH --unknown hetjob",
         "true\n#SBATCH --exclusive",
+        "#\n" * 4_000 + "true\n" + "#\n" * 4_000,
     ],
 )
 def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, manager_on: Managers, line: str) -> None:

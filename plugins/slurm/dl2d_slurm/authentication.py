@@ -11,7 +11,7 @@ from dl2d.core.resource_manager import Anchor, RmJobState
 from dl2d_slurm.command_output_values import exclusive_kind, owner_of, timestamp
 from dl2d_slurm.command_records import query_jobs
 from dl2d_slurm.commands import Commands, failure
-from dl2d_slurm.sbatch_options import own_options, refuse_options, remarks
+from dl2d_slurm.sbatch_options import options_of_script, own_options, refuse_options, remarks, shown_options
 from dl2d_slurm.slurm_states import job_state
 from dl2d_slurm.squeue_jobs import OWNER_FIELDS, array_id
 
@@ -19,7 +19,7 @@ _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
 #: A credential with our short payload has some 250 characters.
 _MAX_PROOF = 4096
-#: Maximum length of a batch script, whose lines are read: one of 4 MiB of empty lines, which sbatch takes, took 2 s.
+#: Maximum length of a batch script, whose lines are read each time that its job registers; sbatch takes 4 MiB.
 _MAX_SCRIPT = 1 << 20
 #: Time for munge to say who sent a request.
 USER_SECONDS = 5.0
@@ -123,7 +123,9 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
     if not submitted:
         raise Unavailable(f"squeue does not say when job {rm_id} was submitted", said=str(found)[:300])
     script = _script(commands, rm_id)
-    refuse_options(found, script, exclusive=_user_asked_for_exclusive_nodes(commands, found))
+    exclusive = _user_asked_for_exclusive_nodes(commands, found)
+    given = options_of_script(script)
+    refuse_options([*shown_options(found, exclusive=exclusive), *given])
     return Anchor(
         key=JobKey(cluster, array_id(found) or rm_id, submitted),
         owner=owner,
@@ -131,7 +133,7 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
         script=script,
         options=own_options(found),
         handle=rm_id,
-        remarks=remarks(script),
+        remarks=remarks(given),
     )
 
 

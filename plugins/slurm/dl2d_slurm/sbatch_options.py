@@ -31,6 +31,8 @@ OWN_OPTIONS_FIELD: Final = "admin_comment"
 _MAX_OWN_OPTIONS: Final = 4096
 #: Maximum length of a script's ``#SBATCH`` lines together. The time to split one grows with the square of its length.
 _MAX_DIRECTIVES: Final = 32_768
+#: Maximum number of lines of a script before its first command: each takes a microsecond or two.
+_MAX_LINES: Final = 4096
 _NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
 _DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
 _SHORT: Final = {
@@ -139,23 +141,18 @@ def time_limit_minutes(text: str) -> int | None:
     return -(-time_span(*match.groups()) // 60) or None
 
 
-def refuse_options(record: Mapping[str, str], script: str, *, exclusive: bool) -> None:
-    """Raise ``Rejected`` for an option of an anchor that its tasks cannot have, by squeue or ``#SBATCH`` lines.
+def shown_options(record: Mapping[str, str], *, exclusive: bool) -> list[str]:
+    """Names of the options that squeue shows of an anchor and that its tasks cannot have.
 
     ``exclusive``: whether its user asked for nodes of its own.
     """
     shown = {"container": record["Container"], "mcs-label": record["MCSLabel"]}
     shown |= {"exclusive": "yes"} if exclusive else {}
-    _refuse([name for name, value in shown.items() if value_or_empty(value)])
-    refuse_directives(script)
+    return [name for name, value in shown.items() if value_or_empty(value)]
 
 
-def refuse_directives(script: str) -> None:
-    """Raise ``Rejected`` for an option in ``#SBATCH`` lines that the tasks of an anchor cannot have."""
-    _refuse(_directives(script))
-
-
-def _refuse(names: Iterable[str]) -> None:
+def refuse_options(names: Iterable[str]) -> None:
+    """Raise ``Rejected`` for an option of an anchor that its tasks cannot have."""
     for name in names:
         refused = "container" if name.startswith("container-") else name
         if refused in _REFUSED:
@@ -163,15 +160,10 @@ def _refuse(names: Iterable[str]) -> None:
             raise Rejected(f"{option} of sbatch cannot be used with an elastic job: {_REFUSED[refused]}")
 
 
-def options_of_anchor_alone(script: str) -> list[str]:
-    """Options in ``#SBATCH`` lines that do not hold for tasks, without dl2d's own. Raises ``Rejected``."""
-    names = dict.fromkeys(_directives(script))
-    return [f"--{name}" for name in names if name not in _NOT_REMARKED and not name.startswith("dl2-")]
-
-
-def remarks(script: str) -> tuple[str, ...]:
-    """What the user of a job should know of the options in its ``#SBATCH`` lines. Raises ``Rejected``."""
-    alone = options_of_anchor_alone(script)
+def remarks(names: Iterable[str]) -> tuple[str, ...]:
+    """What the user of a job should know of the options in its ``#SBATCH`` lines, dl2d's own left out."""
+    own = dict.fromkeys(names)
+    alone = [f"--{name}" for name in own if name not in _NOT_REMARKED and not name.startswith("dl2-")]
     return (f"of the #SBATCH lines, these do not hold for tasks: {', '.join(alone)}",) if alone else ()
 
 
@@ -183,15 +175,18 @@ def own_options(record: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _directives(script: str) -> Iterator[str]:
+def options_of_script(script: str) -> list[str]:
     """Names of the options in a script's ``#SBATCH`` lines, which stand before its first command.
 
-    Raises ``Rejected`` where they are too long to be read.
+    Raises ``Rejected`` where they are too long to be read, or the lines before that command too many.
     """
+    names: list[str] = []
     length = 0
-    for line in script.split("\n"):
+    for number, line in enumerate(script.split("\n", _MAX_LINES)):
         if line.strip() and not line.lstrip().startswith("#"):
-            return
+            break
+        if number == _MAX_LINES:
+            raise Rejected(f"the batch script has more than {_MAX_LINES} lines before its first command")
         match = _DIRECTIVE.match(line)
         if match is None:
             continue
@@ -203,8 +198,9 @@ def _directives(script: str) -> Iterator[str]:
         except ValueError:  # sbatch has refused it, or takes it otherwise
             continue
         if words[:1] == ["hetjob"]:
-            yield "hetjob"
-        yield from (name.removeprefix("--") for name in _option_names(words))
+            names.append("hetjob")
+        names += (name.removeprefix("--") for name in _option_names(words))
+    return names
 
 
 def _option_names(words: Sequence[str]) -> Iterator[str]:
