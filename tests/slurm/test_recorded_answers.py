@@ -123,7 +123,7 @@ def test_the_claims_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyPatc
         ),
         Claim(
             handle="16", nodes=1, demand=Resources.of(cpu=8, memory=800), eligible=frozenset({"n2"}),
-            priority=0, **BOB,
+            priority=0, behind_others=True, **BOB,
         ),
         Claim(
             handle="reservation ml", user="", nodes=1, demand=NO_RESOURCES, whole=True, eligible=frozenset({"n4"}),
