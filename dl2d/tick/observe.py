@@ -91,6 +91,9 @@ def take_snapshot(
 
     What tasks hold beyond their demands is shown with them: their nodes have it free when they have left.
 
+    A node with tasks that is not listed is shown as draining, with the room of these tasks: they run on until they are
+    not listed themselves, and a policy that has no room for them would let tasks leave elsewhere.
+
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
     """
@@ -111,7 +114,7 @@ def take_snapshot(
         if node.name in promised
         else node
         for node in listing.nodes
-    )
+    ) + _unlisted_nodes(listing, tasks)
     schedulable = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _static_jobs_started_now(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
@@ -130,6 +133,19 @@ def take_snapshot(
         kept = ((job.key, _largest_within(job.request, sizes[job.key])) for job in running)
         return replace(snapshot, floors=tuple(kept))
     return snapshot
+
+
+def _unlisted_nodes(listing: RmListing, tasks: Iterable[Task]) -> tuple[Node, ...]:
+    """The nodes of tasks that are not listed, each with what its tasks have."""
+    listed = {node.name for node in listing.nodes}
+    room: dict[str, list[Resources]] = defaultdict(list)
+    for task in tasks:
+        if task.node and task.node not in listed:
+            room[task.node].append(task.room)
+    totals = {name: Resources.total(held) for name, held in room.items()}
+    return tuple(
+        Node(name, held, used=held, state=NodeState.DRAINING, remark="not listed") for name, held in totals.items()
+    )
 
 
 def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:

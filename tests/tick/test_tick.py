@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -419,6 +420,33 @@ def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> Non
     for _ in range(3 if error is None else 42):
         world.tick(15.0)
     assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its anchor is not listed any more")
+
+
+@pytest.mark.parametrize("policy", [Drf(), Fifo(), Optimus()], ids=lambda policy: policy.name)
+def test_while_a_node_is_not_listed_its_tasks_and_all_others_run_on(build, monkeypatch, policy) -> None:
+    world = build(policy=policy, slot_seconds=1.0)
+    job = world.settled(max_workers=16, max_ps=4)
+    before = world.tasks(job)
+    node = before[-1].node
+    listing = world.manager.listing
+
+    def listing_without_node(*arguments: Any, **more: Any) -> RmListing:
+        found = listing(*arguments, **more)
+        return replace(found, nodes=tuple(each for each in found.nodes if each.name != node))
+
+    monkeypatch.setattr(world.manager, "listing", listing_without_node)
+    for _ in range(5):
+        report = world.tick()
+        world.beat()
+    (shown,) = (each for each in report.snapshot.nodes if each.name == node)
+    assert (shown.state, shown.capacity, shown.remark) == (NodeState.DRAINING, shown.used, "not listed")
+    assert world.tasks(job) == before
+    world.manager.unlisted = {task.handle for task in before if task.node == node}
+    for _ in range(10):
+        report = world.tick()
+        world.beat()
+    assert node not in {each.name for each in report.snapshot.nodes}
+    assert node not in world.nodes_of(job)
 
 
 def test_an_anchor_whose_coordinator_calls_while_the_listing_is_read_is_not_lost(world: World) -> None:
