@@ -248,6 +248,31 @@ def test_a_task_has_what_is_left_of_its_anchors_time(
     assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == [f"--time={minutes}"]
 
 
+@pytest.mark.parametrize(
+    ("anchor", "most", "settings", "options"),
+    [
+        ({}, "infinite", {}, ["--time=UNLIMITED"]),
+        ({}, "1:40:00", {}, ["--time=100"]),
+        ({}, "infinite", {"time_limit": "20"}, ["--time=20"]),
+        ({}, "infinite", {"time_limit": "UNLIMITED"}, ["--time=UNLIMITED"]),
+        ({"TimeLimit": "30:00"}, "infinite", {}, []),
+        (None, "infinite", {}, []),
+    ],
+    ids=["none", "partition", "setting", "unlimited setting", "end is not known", "not listed"],
+)
+def test_tasks_of_an_anchor_without_a_time_limit_have_the_largest_that_they_may(
+    slurm: FakeSlurm, manager_on: Managers, anchor: dict[str, str] | None, most: str, settings: dict[str, object],
+    options: list[str],
+) -> None:  # fmt: skip
+    """Without --time they would have the partition's default, and all tasks of the minimum size would end at once."""
+    slurm.answer("squeue", rows=[] if anchor is None else [job_row(12, EndTime="NONE", **anchor)])
+    slurm.answer("sinfo", rows=[node_row("n1", Time=most)])
+    manager = manager_on(**settings)
+    manager.listing()
+    manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
+    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == options
+
+
 def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("sinfo", rows=[node_row("n1", PartitionName="a"), node_row("n2", PartitionName="b")])
     manager = manager_on(partition="a,b")

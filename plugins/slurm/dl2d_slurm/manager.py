@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -36,7 +37,7 @@ from dl2d_slurm.eligible_nodes import Eligibility
 from dl2d_slurm.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.limits_from_reason_codes import with_limits
-from dl2d_slurm.partitions import Partition, partitions_of, task_minutes, task_partitions
+from dl2d_slurm.partitions import Partition, partitions_of, task_partitions, task_time_limit
 from dl2d_slurm.reachability_probe_job import probe
 from dl2d_slurm.reservations import KnownReservations, reservation_claims, with_reserved
 from dl2d_slurm.room_slurm_withholds import WithheldRoom
@@ -303,14 +304,15 @@ class SlurmManager:
         chosen = task_partitions(task.owner.partition, self._settings.partition)
         names = partitions_of(chosen, task.node, self._partitions)
         # What is left of its anchor's, where that is known.
-        minutes = (
-            task_minutes(inherited.ends, self._clock(), self._max_task_seconds, names, self._partitions)
-            if inherited.ends
+        anchor_ends = inherited.ends or (math.inf if inherited.unlimited else 0)
+        time_limit = (
+            task_time_limit(anchor_ends, self._clock(), self._max_task_seconds, names, self._partitions)
+            if anchor_ends
             else ""
         )
         argv = sbatch_arguments(
             task, self._settings, self._spelling,
-            as_owner=as_owner, partition=",".join(names), time_limit=str(minutes), anchor=inherited,
+            as_owner=as_owner, partition=",".join(names), time_limit=time_limit, anchor=inherited,
         )  # fmt: skip
         text = batch_script(task)
         self._submit_rate.take()

@@ -42,15 +42,16 @@ def largest_limit(names: Iterable[str], partitions: Mapping[str, Partition]) -> 
     return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
 
-def task_minutes(
+def task_time_limit(
     anchor_ends: float, now: float, most: float | None, names: Iterable[str], partitions: Mapping[str, Partition]
-) -> int:
-    """Time limit of a task job in minutes, as Slurm counts it: what is left of its anchor's, rounded up.
+) -> str:
+    """``--time`` of a task job, in minutes, as Slurm counts it: what is left of its anchor's, rounded up.
 
     So a task does not end before its anchor, unless the settings (``most``, seconds) or all of its partitions ``names``
-    have a smaller limit.
+    have a smaller limit. ``anchor_ends`` is infinite for an anchor without a time limit.
     """
     maximum = min(largest_limit(names, partitions), math.inf if most is None else most)
-    wanted = math.ceil(max(anchor_ends - now, 0.0) / 60)
     # Slurm takes whole minutes: a maximum is rounded down.
-    return max(1, wanted if math.isinf(maximum) else min(wanted, int(maximum // 60)))
+    limits = ((max(anchor_ends - now, 0.0), math.ceil), (maximum, math.floor))
+    minutes = [rounded(seconds / 60) for seconds, rounded in limits if not math.isinf(seconds)]
+    return str(max(1, min(minutes))) if minutes else "UNLIMITED"

@@ -68,8 +68,10 @@ _NOT_REMARKED: Final = frozenset(
 class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
     """Options of a batch job that are its task jobs' too."""
 
-    #: When it reaches its time limit, seconds since 1970; 0 where squeue does not say.
+    #: When it reaches its time limit, seconds since 1970; 0 where squeue does not say, or it has none.
     ends: int = 0
+    #: Whether squeue says that it has no time limit.
+    unlimited: bool = False
     #: Partition, or a list with commas.
     partition: str = ""
     reservation: str = ""
@@ -88,6 +90,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
         nice = record["Nice"]
         return cls(
             timestamp(record["EndTime"]),
+            record["TimeLimit"] == "UNLIMITED",
             value_or_empty(record["Partition"]),
             value_or_empty(record["Reservation"]),
             value_or_empty(record["Feature"]),
