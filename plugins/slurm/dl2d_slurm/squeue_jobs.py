@@ -50,6 +50,9 @@ _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-p
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 
+#: The clock of slurmctld may be behind the daemon's by so many seconds.
+_CLOCK_SECONDS = 60
+
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
@@ -225,12 +228,13 @@ def _is_task(job: RmJob, task: Task, required: str) -> bool:
 
     A slurmctld that ended before it had saved its state gives ids again. So a job that was never listed as the task,
     and whose comment says nothing, is the task only if it requires (``--nodelist``) the node that the task was given.
+    The clock of slurmctld, by which jobs are submitted, may be behind the daemon's.
     """
     if task.submitted:
         return job.submitted == task.submitted
     if job.tag:
         return job.tag == task.tag
-    return job.submitted >= int(task.asked_at) and required == task.node
+    return job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and required == task.node
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
