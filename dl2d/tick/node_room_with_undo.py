@@ -187,9 +187,11 @@ class NodeRoom:
         return found is not None
 
     def _make_room(self, node: str, demand: Resources, may_leave: Callable[[Task], bool]) -> bool:
-        """Let tasks leave a node, so that a demand fits there."""
+        """Let tasks leave a node, so that a demand fits there; no worker of rank 0 leaves for that (``place``)."""
         undo_point = self.undo_point
-        leavers = self._without_which_fits(demand, node, may_leave)
+        leavers = self._without_which_fits(
+            demand, node, lambda task: may_leave(task) and task not in self.rank_0_workers
+        )
         for task in leavers or ():
             if not may_leave(task):
                 self.undo(undo_point)

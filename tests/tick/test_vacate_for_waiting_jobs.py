@@ -708,18 +708,41 @@ def test_the_replacement_of_a_floor_task_makes_no_room_for_an_elastic_job_that_w
         assert starts_and_stops(world) == []
 
 
-def test_the_replacement_of_a_floor_task_makes_room_for_one_that_moves_for_a_claim_of_higher_priority() -> None:
-    """The tasks that leave the node that is kept free move to the room that the worker on n1 was to have."""
-    with closing(World(cluster_nodes=make_nodes(4, cpu=4), url="")) as world:
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "claims"),
+    [
+        pytest.param(
+            4, [(2, 2, 3), (3, 2, 2), (2, 2, 2)],
+            [claim(nodes=1, whole=False, demand=Resources.of(cpu=2), eligible=frozenset({"n1"}))],
+            id="tasks beside replacements",
+        ),
+        pytest.param(
+            5, [(2, 5, 3), (1, 5, 3), (2, 3, 1)],
+            [claim(demand=Resources.of(cpu=8), eligible=frozenset({"n1", "n2", "n4", "n5"}))],
+            id="tasks where those of a claim of lower priority could move",
+        ),
+        pytest.param(
+            5, [(3, 4, 3), (2, 5, 2), (3, 3, 3), (3, 4, 3)],
+            [
+                claim("811", 2, 9002, whole=False, demand=Resources.of(cpu=4), eligible=frozenset({"n2", "n4", "n5"})),
+                claim("812", 1, 9001, whole=False, demand=Resources.of(cpu=4), eligible=frozenset({"n1", "n4", "n5"})),
+            ],
+            id="a worker of rank 0 in the way",
+        ),
+    ],
+)  # fmt: skip
+def test_what_moves_for_a_node_that_is_kept_free_does_not_hinder_a_claim_of_higher_priority_again_and_again(
+    nodes: int, jobs: list[tuple[int, int, int]], claims: list[Claim]
+) -> None:
+    with closing(World(cluster_nodes=make_nodes(nodes, cpu=4), url="")) as world:
         world.manager.yields = Yields.ALWAYS
         world.manager.claims = [keep_free(1)]
-        for cpus, workers, servers in ((2, 2, 3), (3, 2, 2), (2, 2, 2)):
-            world.submit(
-                worker=Resources.of(cpu=cpus), ps=Resources.of(cpu=1), max_workers=workers, max_ps=servers
-            )  # fmt: skip
+        for cpus, workers, servers in jobs:
+            demand = {"worker": Resources.of(cpu=cpus), "ps": Resources.of(cpu=1)}
+            world.submit(max_workers=workers, max_ps=servers, **demand)
         world.settle(12, 10.0)
-        world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=2), eligible=frozenset({"n1"})))
-        assert follow(world) == ["812"]
+        world.manager.claims += claims
+        assert "812" in follow(world)
         assert starts_and_stops(world) == []
 
 

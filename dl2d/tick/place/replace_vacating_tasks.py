@@ -112,7 +112,9 @@ def replace_vacating(
             found.stopping.append(task)
         else:
             displaced.append(task)
-    for task in displaced:
+    claims = {tag: index for index, claim in enumerate(snapshot.claims) for tag in claim.leaving}
+    # Tasks that leave for claims of higher priority get room first, as when the claims' nodes were chosen.
+    for task in sorted(displaced, key=lambda task: claims.get(task.tag, -1)):
         group = task.job, task.role
         is_spare = left[group] > floors[task.job].count(task.role)
         action = _ACTIONS[is_spare, task.tag in snapshot.expiring, group in without_replacement]
