@@ -70,8 +70,6 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
 
     #: When it reaches its time limit, seconds since 1970; 0 where squeue does not say, or it has none.
     ends: int = 0
-    #: Whether squeue says that it has no time limit.
-    unlimited: bool = False
     #: Partition, or a list with commas.
     partition: str = ""
     reservation: str = ""
@@ -83,14 +81,15 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
     exclude: str = ""
     account: str = ""
     qos: str = ""
+    #: Whether squeue says that it has no time limit.
+    unlimited: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> AnchorOptions:
         """The options in a record of squeue."""
-        nice = record["Nice"]
+        nice, ends = record["Nice"], timestamp(record["EndTime"])
         return cls(
-            timestamp(record["EndTime"]),
-            record["TimeLimit"] == "UNLIMITED",
+            ends,
             value_or_empty(record["Partition"]),
             value_or_empty(record["Reservation"]),
             value_or_empty(record["Feature"]),
@@ -98,6 +97,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
             value_or_empty(record["WCKey"]).removeprefix("*"),
             account=value_or_empty(record["Account"]),
             qos=value_or_empty(record["QOS"]),
+            unlimited=not ends and record["TimeLimit"] == "UNLIMITED",
         )
 
     @property
