@@ -232,7 +232,8 @@ class Site:
         self._number = itertools.count()
         cluster.add_python(self._users[0])
         for user in self._users:
-            shutil.copy(WORKER.with_name("regression.py"), user.home)
+            for name in ("regression.py", "local_job.py"):
+                shutil.copy(WORKER.with_name(name), user.home)
             shutil.copy(WORKER, user.home / "train.py")
         per_user = f"MaxTRESPerUser=cpu={size.user_cpus}"
         cluster.sacctmgr("add", "qos", "elastic", per_user, f"GrpTRES=cpu={size.cpus}")
