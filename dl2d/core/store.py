@@ -272,7 +272,7 @@ class Keep:
     decisions: float = math.inf
     #: Slots, with what their policy was given, and with their decisions.
     slots: float = math.inf
-    #: Jobs from their end on, with all that belongs to them; measured speeds of kinds at a size from the last one on.
+    #: Jobs from their end on, with all that belongs to them; the measured speeds of a kind from the last one on.
     jobs: float = math.inf
 
 

@@ -119,10 +119,18 @@ def _prune_jobs(connection: Connection, before: float) -> int:
 
 
 def _prune_speeds(connection: Connection, before: float) -> int:
-    """Delete about ``_ROWS`` speeds of kinds at sizes that were measured last before a time, the oldest first."""
-    at = table_of(SpeedRow).c.at
-    end = connection.execute(select(at).where(at < before).order_by(at).offset(_ROWS - 1).limit(1)).scalar()
-    return connection.execute(delete(table_of(SpeedRow)).where(at < before if end is None else at <= end)).rowcount
+    """Delete the speeds of a kind of which no size was measured since a time."""
+    old, newer = table_of(SpeedRow), table_of(SpeedRow).alias()
+    kind = ("model", "architecture", "consistency")
+    trains = exists().where(*(newer.c[name] == old.c[name] for name in kind), newer.c.at >= before)
+    found = connection.execute(
+        select(*(old.c[name] for name in kind)).where(old.c.at < before, ~trains).order_by(old.c.at).limit(1)
+    ).first()
+    if found is None:
+        return 0
+    return connection.execute(
+        delete(old).where(*(old.c[name] == value for name, value in zip(kind, found, strict=True)))
+    ).rowcount
 
 
 def give_back_space(connection: Connection) -> int:

@@ -58,6 +58,7 @@ Srinivas et al., "Gaussian process optimization in the bandit setting", ICML 201
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -102,6 +103,9 @@ _DENSE_COUNTS: Final = 24
 _PLAUSIBLE_DEVIATION: Final = 2.0
 #: The same for a kind's level, less the median over all kinds: three standard deviations of its prior.
 _PLAUSIBLE_LEVEL: Final = 9.0
+#: Limits of that median: 1 to 100,000 samples/s. Else kinds with implausible speeds, where they are the most, would
+#: make the others implausible.
+_PLAUSIBLE_CENTRE: Final = (0.0, math.log(1e5))
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
 _JITTER: Final = 1e-9
 
@@ -459,7 +463,8 @@ def _weights(kinds: Mapping[TrainingKind, ConditionedKind]) -> dict[TrainingKind
     levels, deviations = np.array(
         [(kind.joint.detrended.mean(), kind.joint.detrended.std()) for kind in kinds.values()]
     ).T
-    excess = np.maximum(deviations / _PLAUSIBLE_DEVIATION, np.abs(levels - np.median(levels)) / _PLAUSIBLE_LEVEL)
+    centre = np.clip(np.median(levels), *_PLAUSIBLE_CENTRE)
+    excess = np.maximum(deviations / _PLAUSIBLE_DEVIATION, np.abs(levels - centre) / _PLAUSIBLE_LEVEL)
     return dict(zip(kinds, (np.maximum(excess, 1.0) ** -4).tolist(), strict=True))
 
 

@@ -88,7 +88,9 @@ def test_what_reasons_mean_for_scaling(reason: str, waits_for: WaitsFor) -> None
     ("reason", "limit"),
     [
         ("AssocGrpGRES", SiteLimit(("account", "user"), "gres")),
-        ("AssocGrpCPURunMinutesLimit", SiteLimit(("account", "user"), "cpu")),
+        ("AssocGrpCPURunMinutesLimit", SiteLimit(("account",), "cpu")),
+        ("AssocGrpBilling", SiteLimit(("account",), "")),
+        ("AssocGrpJobsLimit", SiteLimit(("account", "user"), "")),
         ("AssocMaxJobsLimit", SiteLimit(("account", "user"), "")),
         ("AssocMaxMemPerJob", SiteLimit((), "memory")),
         ("QOSGrpNodeLimit", SiteLimit(("qos",), "")),

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +103,20 @@ def test_jobs_that_ended_long_ago_go_with_all_that_is_theirs(store: SqlStore) ->
     assert store.slot(1) is not None
 
 
-def test_speeds_at_sizes_that_were_not_measured_for_long_go_in_steps(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "_ROWS", 2)
-    store.add_job(job := a_job())
-    for workers, days in enumerate([50, 45, 40, 30, 20, 5], start=1):
-        store.report_progress(job.key, Progress(at=NOW - days * DAY, workers=workers, samples_per_second=1.0))
-    [before] = store.speeds([TrainingKind.of(job.request)])
-    assert pruned(store, jobs=25.0) == [2, 2]
-    [left] = store.speeds([TrainingKind.of(job.request)])
-    assert left.points == before.points[4:]
+def test_speeds_of_kinds_that_were_not_measured_for_long_go(store: SqlStore) -> None:
+    """Those of a kind that trains stay at all sizes."""
+    request = a_job().request
+    rare, frequent = (
+        a_job(number, request=replace(request, model=model)) for number, model in enumerate(["rare", "frequent"])
+    )
+    for job, days in ((rare, [50, 45, 30]), (frequent, [50, 45, 5])):
+        store.add_job(job)
+        for workers, ago in enumerate(days, start=1):
+            store.report_progress(job.key, Progress(at=NOW - ago * DAY, workers=workers, samples_per_second=1.0))
+    kinds = [TrainingKind.of(job.request) for job in (rare, frequent)]
+    before = {each.kind: each.points for each in store.speeds(kinds)}
+    assert pruned(store, jobs=25.0) == [3]
+    assert {each.kind: each.points for each in store.speeds(kinds)} == {kinds[1]: before[kinds[1]]}
 
 
 def test_the_file_becomes_smaller(tmp_path: Path) -> None:

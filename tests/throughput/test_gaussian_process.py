@@ -72,6 +72,16 @@ def test_kinds_with_implausible_speeds_hardly_change_the_predictions_for_others(
         assert np.abs(among - without).max() < 0.1
 
 
+def test_kinds_with_implausible_speeds_take_no_weight_from_the_others_where_they_are_the_most() -> None:
+    honest = [of_model(name, model, SPREAD) for name, model in SMOOTH.items()]
+    lies = {size: 1e15 / size[0] ** 2 for size in SPREAD}
+    lying = [told(f"lie-{number}", lies, times=16) for number in range(8)]
+    without, among = (
+        fitted(measured).predict_log_speeds(a_request("a"))[0][1:, 1:] for measured in (honest, honest + lying)
+    )
+    assert np.abs(among - without).max() < 0.3
+
+
 def test_it_agrees_with_conditioning_a_normal_distribution_by_hand() -> None:
     """Two points of one kind, one of another: covariances written out, solved with all at once."""
     points = [("a", 1.0, 1.0, 10.0), ("a", 4.0, 2.0, 30.0), ("b", 2.0, 8.0, 5.0)]

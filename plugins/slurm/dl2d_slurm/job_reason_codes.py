@@ -100,9 +100,11 @@ def _site_limit(name: str) -> SiteLimit:
         return SiteLimit(("qos", "account", "user"), resource)
     if name.startswith("Assoc"):
         # The maximum of an association is that of a user in an account. So may a group's be: the reason is the same for
-        # the limits of a user, of the account and of those above it. What an account may have together is read from
-        # slurmctld (association_limits).
-        return SiteLimit(("account", "user"), resource)
+        # the limits of a user, of the account and of those above it. Where the account's are read from slurmctld
+        # (association_limits), what is left is the user's.
+        is_read = (resource and "Minutes" not in name) or name == "AssocGrpJobsLimit"
+        of_account = name.startswith("AssocGrp") and not is_read
+        return SiteLimit(("account",) if of_account else ("account", "user"), resource)
     each = [part.lower() for part in ("Account", "User") if f"Per{part}" in name]
     return SiteLimit(("qos", *each), resource)
 

@@ -152,7 +152,7 @@ static int set_option(int at, const char *text, int remote)
     return ESPANK_BAD_ARG;
 }
 
-/* Removes the options of the batch job in which sbatch runs: Slurm would set_option them for those of the new job. */
+/* Removes the options of the batch job in which sbatch runs: Slurm would take them for those of the new job. */
 static void forget_outer_job(void)
 {
     static const char *const PREFIXES[] = {"SLURM_SPANK_DL2_", "SLURM_SPANK__SLURM_SPANK_OPTION_dl2_",

@@ -93,6 +93,22 @@ def test_a_file_to_which_a_link_of_another_user_leads_is_not_used(file: Path, tm
 
 
 @needs_root
+def test_a_file_to_which_links_lead_through_a_folder_of_another_user_is_not_used(file: Path, tmp_path: Path) -> None:
+    """A user replaced the file in a folder that others may write by a link to a file at home."""
+    os.chown(file, DAEMON, 0)
+    os.chown(file.parent, DAEMON, 0)
+    (shared := tmp_path / "shared").mkdir()
+    (shared / "job-api.json").symlink_to(file)
+    (link := tmp_path / "link").symlink_to(shared / "job-api.json")
+    (below := tmp_path / "below").symlink_to(shared)
+    for path in (link, below / "job-api.json"):
+        shared.chmod(0o755)
+        assert distrust_of_others(path) == ""
+        shared.chmod(0o777)
+        assert "others than these can change" in distrust_of_others(path)
+
+
+@needs_root
 def test_what_users_put_into_a_folder_for_all_is_not_used(file: Path, tmp_path: Path) -> None:
     """In a sticky folder, like /tmp, users can replace what is theirs, and not what is root's."""
     shared = tmp_path / "shared"

@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 import urllib.parse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,8 @@ _SYSTEM = Path("/etc")
 #: folder in which the guide installs dl2d for all nodes
 _DOCUMENTED_PREFIX = Path("/opt/dl2d")
 _MAX_BYTES = 1 << 20
+#: more than the kernel follows
+_MAX_LINKS = 64
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -100,13 +102,24 @@ def _distrust(path: Path, status: os.stat_result, *readers: int) -> str:
     if status.st_mode & _OTHERS_WRITE:
         return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o})"
     owner, trusted = status.st_uid, {0, Path(__file__).stat().st_uid, *readers}
-    for place in () if owner in trusted else (path.absolute(), path.resolve()):
+    for place in () if owner in trusted else _places(path):
         if folder := _folder_of_others(place, owner, trusted | {owner}):
             return (
                 f"it belongs to uid {owner}, which is neither root nor the account of this installation, and others "
                 f"than these can change {folder}"
             )
     return ""
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Yield the path, and where each link on the way to the file leads: who can change its folder can replace it."""
+    place = path.absolute()
+    for _ in range(_MAX_LINKS):
+        yield place
+        link = next((each for each in (*reversed(place.parents), place) if each.is_symlink()), None)
+        if link is None:
+            return
+        place = Path(os.path.normpath(link.parent / link.readlink())) / place.relative_to(link)
 
 
 def _folder_of_others(path: Path, owner: int, trusted: Collection[int]) -> Path | None:
