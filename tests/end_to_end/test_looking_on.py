@@ -38,8 +38,7 @@ def alice(cluster: SlurmCluster) -> User:
     user = cluster.add_user("alice")
     cluster.add_python(user)
     (user.home / "train.py").write_text(WORKER.read_text())
-    for name in ("regression.py", "local_job.py"):
-        (user.home / name).write_text(WORKER.with_name(name).read_text())
+    (user.home / "regression.py").write_text(WORKER.with_name("regression.py").read_text())
     return user
 
 

@@ -48,9 +48,8 @@ def cluster() -> Iterator[SlurmCluster]:
 def alice(cluster: SlurmCluster) -> User:
     user = cluster.add_user("alice")
     cluster.add_python(user)
-    (user.home / "train.py").write_text(WORKER.read_text())
-    for name in ("regression.py", "local_job.py"):
-        (user.home / name).write_text(WORKER.with_name(name).read_text())
+    for name, source in (("regression.py", WORKER.with_name("regression.py")), ("train.py", WORKER)):
+        (user.home / name).write_text(source.read_text())
     return user
 
 

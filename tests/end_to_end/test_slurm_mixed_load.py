@@ -232,8 +232,7 @@ class Site:
         self._number = itertools.count()
         cluster.add_python(self._users[0])
         for user in self._users:
-            for name in ("regression.py", "local_job.py"):
-                shutil.copy(WORKER.with_name(name), user.home)
+            shutil.copy(WORKER.with_name("regression.py"), user.home)
             shutil.copy(WORKER, user.home / "train.py")
         per_user = f"MaxTRESPerUser=cpu={size.user_cpus}"
         cluster.sacctmgr("add", "qos", "elastic", per_user, f"GrpTRES=cpu={size.cpus}")

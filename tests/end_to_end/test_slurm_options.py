@@ -51,7 +51,7 @@ def cluster() -> Iterator[SlurmCluster]:
 def alice(cluster: SlurmCluster) -> User:
     user = cluster.add_user("alice")
     cluster.add_python(user)
-    for file in (WORKER, WORKER.with_name("regression.py"), WORKER.with_name("local_job.py")):
+    for file in (WORKER, WORKER.with_name("regression.py")):
         shutil.copy(file, user.home)
     return user
 

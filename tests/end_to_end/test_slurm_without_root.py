@@ -33,7 +33,7 @@ def cluster() -> Iterator[SlurmCluster]:
 def alice(cluster: SlurmCluster) -> User:
     user = cluster.add_user("alice")
     cluster.add_python(user)
-    for path in (WORKER, WORKER.with_name("regression.py"), WORKER.with_name("local_job.py")):
+    for path in (WORKER, WORKER.with_name("regression.py")):
         (user.home / path.name).write_text(path.read_text())
     return user
 

@@ -196,7 +196,7 @@ def slurm_site(directory: Path, store_url: str) -> Iterator[Site]:
     with SlurmCluster(nodes=4) as cluster:
         user = cluster.add_user("alice")
         cluster.add_python(user)
-        for source in (WORKER, WORKER.with_name("regression.py"), WORKER.with_name("local_job.py")):
+        for source in (WORKER, WORKER.with_name("regression.py")):
             name = "train.py" if source == WORKER else source.name
             (user.home / name).write_text(source.read_text())
         watch = [{"partition": cluster.partition, "name": "bert-*", "model": "bert"}]
