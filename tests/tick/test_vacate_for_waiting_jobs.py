@@ -987,6 +987,21 @@ def test_a_claim_takes_the_node_that_can_be_vacated_rather_than_that_of_a_floor_
         assert world.has(yields).workers >= 1
 
 
+@pytest.mark.parametrize("enforced", [True, False])
+def test_tasks_of_a_floor_move_in_a_limit_without_room_that_the_resource_manager_does_not_enforce(
+    enforced: bool,
+) -> None:
+    with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
+        job = world.settled(max_workers=1, max_ps=1)
+        anchors = frozenset({world.job(job).anchor})
+        limit = GrowthLimit(anchors, {"cpu": 0.0}, "elastic jobs may hold 50 %", enforced=enforced)
+        world.manager.growth_limits = (limit,)
+        world.manager.claims.append(claim(nodes=1))
+        assert follow(world) == ([] if enforced else ["812"])
+        assert world.has(job) == (1, 1)
+        assert starts_and_stops(world) == []
+
+
 def test_tasks_of_a_floor_whose_replacements_are_refused_are_tried_no_more_often_than_the_back_off_allows() -> None:
     with closing(World(cluster_nodes=make_nodes(2), url="")) as world:
         job = world.settled(max_workers=1, max_ps=1)

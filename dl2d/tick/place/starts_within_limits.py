@@ -35,11 +35,12 @@ def groups_without_replacement(
 ) -> frozenset[TaskGroup]:
     """Jobs and roles of which no task is to be moved, since its replacement would not start.
 
-    The job is ``backing_off``, or a limit of the resource manager leaves too little for a task.
+    The job is ``backing_off``, or a limit that the resource manager enforces leaves too little for a task. In other
+    limits the replacement of a task of a floor starts (``within_limits``).
     """
     found = {(key, role) for key in backing_off for role in TASK_ROLES}
     jobs = {job.anchor: job for job in snapshot.jobs}
-    for limit in growth_limits:
+    for limit in (limit for limit in growth_limits if limit.enforced):
         for job in [jobs[handle] for handle in limit.anchors & jobs.keys()]:
             found |= {(job.key, role) for role in TASK_ROLES if not limit.allows(job.request.demand(role))}
     return frozenset(found)
