@@ -204,7 +204,9 @@ class SlurmCluster:
         self.slurmrestd_socket.parent.mkdir()
         os.chown(self.slurmrestd_socket.parent, user.uid, user.gid)
         become = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "env", "SLURM_JWT=daemon")
-        command = ("slurmrestd", "-f", str(self.conf), "-a", "rest_auth/jwt", f"unix:{self.slurmrestd_socket}")
+        # Without accounting, 24.11 ends when it loads its other APIs.
+        plugins = ("-a", "rest_auth/jwt", "-s", "slurmctld")
+        command = ("slurmrestd", "-f", str(self.conf), *plugins, f"unix:{self.slurmrestd_socket}")
         self._running.run("slurmrestd", *become, *command)
         self.wait_until(self.slurmrestd_socket.exists, "slurmrestd listens")
 
