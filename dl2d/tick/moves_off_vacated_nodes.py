@@ -33,12 +33,19 @@ class MovesOffNodes:
     What a search has found is remembered for the others of the same claim, during which room on nodes only becomes
     less: what has failed fails again, except that a node that was left out of the search may have room. For the next
     claim a new object is made.
+
+    Replacements of tasks that move for another claim may make room. Those that have started for this claim, which had
+    the nodes ``previous`` in the last tick, may not: they would be started again in the next tick, in the same place.
     """
 
-    def __init__(self, room: NodeRoom, claim: Claim, without_replacement: Collection[TaskGroup]) -> None:
+    def __init__(
+        self, room: NodeRoom, claim: Claim, without_replacement: Collection[TaskGroup], previous: Collection[str]
+    ) -> None:
         self._room = room
         self._claim = claim
         self._without_replacement = without_replacement
+        #: Jobs and roles with tasks on the claim's nodes of the last tick, which may move off them.
+        self._moving = {(task.job, task.role) for name in previous for task in room.tasks_on.get(name, ())}
         #: Nodes whose tasks could each leave but not all of them, for a reason that holds for that node only.
         self.failed_nodes = frozenset[str]()
         #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run, and
@@ -168,11 +175,16 @@ class MovesOffNodes:
                 room.use(name, task.demand)
                 return True
         others = [name for name in targets if name != node and name not in chosen]
-        if room.take(task.job, task.demand, others, room.can_spare):
+        if room.take(task.job, task.demand, others, self._may_make_room):
             return True
         if untried is not None or room.undo_point == self._before_moves:
             self._immovable[alike] = [node] if node in room.capacity else []
         return False
+
+    def _may_make_room(self, task: Task) -> bool:
+        if (task.job, task.role) in self._moving:
+            return self._room.can_spare_for_good(task)
+        return self._room.can_spare(task)
 
     def _alike(self, task: Task) -> _Alike:
         return task.demand, self._room.may_use.get(task.job)

@@ -49,8 +49,8 @@ class NodeRoom:
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
         self._held_for_later: dict[str, Resources] = defaultdict(Resources)
         floors = dict(snapshot.floors)
-        #: How many tasks of a group may leave, and how many of these for minimum sizes of waiting jobs: no more than
-        #: are decided above the floor. The others are replacements of tasks that move, and would be started again.
+        #: How many tasks of a group may leave, and how many of these are decided above the floor. The others are
+        #: replacements of tasks that move.
         self._above_floor: dict[TaskGroup, int] = {}
         self._decided_above_floor: dict[TaskGroup, int] = {}
         for key, held in snapshot.held().items():
@@ -112,6 +112,10 @@ class NodeRoom:
     def can_spare(self, task: Task) -> bool:
         """Whether the job of a task has more of its role than its floor."""
         return self._above_floor.get((task.job, task.role), 0) > 0
+
+    def can_spare_for_good(self, task: Task) -> bool:
+        """The same, by what is decided for the job: a replacement of a task that moves would be started again."""
+        return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
 
     def spare(self, task: Task) -> None:
         """Count a task as gone from its job."""
@@ -202,9 +206,6 @@ class NodeRoom:
             self.remove(node, task)
         return leavers is not None
 
-    def _can_spare_for_minimum(self, task: Task) -> bool:
-        return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
-
     def take_minima(self, keys: Iterable[JobKey], claimed: Collection[str], passed_over: Collection[JobKey]) -> None:
         """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing.
 
@@ -219,7 +220,7 @@ class NodeRoom:
             minimum = request.worker, request.ps, request.min_size, self.may_use.get(key), only_free
             if minimum in failed:
                 continue
-            nodes, may_leave = ([first], None) if only_free else ([first, last], self._can_spare_for_minimum)
+            nodes, may_leave = ([first], None) if only_free else ([first, last], self.can_spare_for_good)
             if self._take_minimum(key, nodes, may_leave):
                 self.with_minimum.add(key)
             else:

@@ -43,9 +43,9 @@ class NodeSearch:
         #: Number of planned nodes whose tasks yield and had nowhere to go.
         self._failed_planned = 0
 
-    def _begin(self, claim: Claim) -> MovesOffNodes:
+    def _begin(self, claim: Claim, previous: Collection[str]) -> MovesOffNodes:
         self._undo_point = self._room.undo_point
-        return MovesOffNodes(self._room, claim, self._without_replacement)
+        return MovesOffNodes(self._room, claim, self._without_replacement, previous)
 
     def undo_last(self) -> None:
         """Give back the room of the last claim."""
@@ -59,7 +59,7 @@ class NodeSearch:
         Among these, and among the others, the order is: nodes that it had in the last tick (``previous``); nodes
         that did not fail in the last ticks (``failed_nodes``); nodes that the fewest tasks have to leave.
         """
-        moves = self._begin(claim)
+        moves = self._begin(claim, previous)
         eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
         count = self._node_count(claim, eligible)
         if count is None or not claim.required <= set(eligible):
@@ -79,7 +79,7 @@ class NodeSearch:
 
         Nodes that are kept free for another one count, unless one of the two requires its nodes.
         """
-        moves = self._begin(claim)
+        moves = self._begin(claim, previous)
         if claim.members is not None:
             return self._vacate_reserved(claim, claim.members, moves)
         eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
@@ -90,12 +90,12 @@ class NodeSearch:
             self._kept_free |= chosen.keys()
         return _claimed_nodes(claim, chosen, leaving)
 
-    def vacate_planned(self, claim: Claim) -> ClaimedNodes:
+    def vacate_planned(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
         """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []
-        room, moves = self._room, self._begin(claim)
+        room, moves = self._room, self._begin(claim, previous)
         for name in claim.planned:
             if name in room.capacity and self._failed_planned < MAX_FAILED_PLANNED_NODES:
                 others = room.ignore_jobs_of_others(name)
@@ -113,7 +113,7 @@ class NodeSearch:
 
         What waiting elastic jobs of higher priority take there is not held.
         """
-        self._begin(claim)
+        self._undo_point = self._room.undo_point
         share = _share(claim, len(claim.planned))
         found: dict[str, Resources] = {}
         for node in claim.planned if self._jobs.all_yield_on(claim.planned, claim) else ():

@@ -131,7 +131,7 @@ def claim_nodes(
             if claim.expected_start - snapshot.at > lead_seconds:
                 found = search.hold_planned(claim, free_now)
             else:
-                found, partial = search.vacate_planned(claim), True
+                found, partial = search.vacate_planned(claim, previous[claim.handle]), True
                 unused = unused_times.of_planned_nodes(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             search.undo_last()

@@ -746,6 +746,21 @@ def test_what_moves_for_a_node_that_is_kept_free_does_not_hinder_a_claim_of_high
         assert starts_and_stops(world) == []
 
 
+def test_what_replaces_tasks_that_move_for_a_claim_makes_no_room_for_others_that_move_for_it() -> None:
+    """A replacement would stop in the next tick for a task of the other node, and be started again after that."""
+    with closing(World(cluster_nodes=make_nodes(5, cpu=8), url="")) as world:
+        world.manager.yields = Yields.ALWAYS
+        world.manager.claims = [keep_free(1)]
+        for cpus, least, most, servers in ((3, 2, 3, 3), (3, 1, 4, 2), (1, 1, 2, 1), (3, 2, 5, 2)):
+            demand = {"worker": Resources.of(cpu=cpus), "ps": Resources.of(cpu=1)}
+            world.submit(min_workers=least, max_workers=most, max_ps=servers, **demand)
+        world.settle(12, 10.0)
+        share = {"whole": False, "demand": Resources.of(cpu=4), "eligible": frozenset({"n2", "n3", "n4", "n5"})}
+        world.manager.claims += [claim("811", 1, 9001, **share), claim("812", 2, 9002)]
+        assert follow(world) == ["811", "812"]
+        assert starts_and_stops(world) == []
+
+
 @pytest.mark.parametrize("policy", [Drf, Fifo, Srtf])
 def test_the_node_that_is_kept_free_stays_the_same_while_an_elastic_job_cannot_start(
     policy: type[Drf | Fifo | Srtf],
