@@ -13,9 +13,9 @@ later, running tasks stay and no new ones start, if all elastic jobs that may us
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
 claim is given up, with all like it of that user, and tried again after ``RETRY_SECONDS``, or as soon as no jobs wait
-before it any more, if some did. If planned nodes were vacated
-before all that the job needs could be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later, they are
-released, and nothing is vacated for it until all its nodes can be.
+before it for the first time, if some did until then. If planned nodes were vacated before all that the job needs could
+be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later, they are released, and nothing is vacated for it
+until all its nodes can be.
 
 Cost: the time for standing claims grows with the number of nodes and with the number of tasks on the nodes that are
 vacated.
@@ -86,20 +86,25 @@ def claim_nodes(
     """
     if listing.incomplete:
         return snapshot, history
-    first_in_line = {(claim.user, _shape(claim)) for claim in listing.claims if not claim.behind_others}
+    # A sort is stable: standing claims come in the order of the listing.
+    claims = sorted(
+        (_not_behind_later_others(claim, history) for claim in listing.claims),
+        key=lambda claim: (claim.standing, -claim.priority),
+    )
+    first_in_line = {_key(claim): (claim.user, _shape(claim)) for claim in claims if not claim.behind_others}
+    newly_first = {kind for key, kind in first_in_line.items() if key not in history.was_first}
     given_up = _GivenUp(
         each
         for each in history.given_up
-        if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in first_in_line)
+        if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in newly_first)
     )
-    if not snapshot.jobs or not listing.claims:
-        return snapshot, ClaimHistory(given_up=tuple(given_up.claims))
+    was_first = frozenset(first_in_line)
+    if not snapshot.jobs or not claims:
+        return snapshot, ClaimHistory(given_up=tuple(given_up.claims), was_first=was_first)
     jobs = ElasticJobs(snapshot, listing, silent)
     room = NodeRoom(snapshot, listing, jobs, allocations)
     search = NodeSearch(room, jobs, without_replacement)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}
-    # A sort is stable: standing claims come in the order of the listing.
-    claims = sorted(listing.claims, key=lambda claim: (claim.standing, -claim.priority))
     turns = _SearchTurns(history, max(MAX_SEARCHED_NODES // max(len(snapshot.nodes), 1), 1))
     waiting = jobs.waiting(growth_limits, backing_off)
     previous = history.nodes_by_handle()
@@ -115,7 +120,7 @@ def claim_nodes(
         if first:
             room.take_minima(waiting[:first], claimed, history.passed_over)
             del waiting[:first]
-        shape, key = _shape(claim), ClaimKey(claim.handle, claim.waiting, claim.behind_others)
+        shape, key = _shape(claim), _key(claim)
         found, unused, partial = None, 0.0, False
         may_get_all, may_vacate_planned = given_up.allow_next(claim)
         if claim.standing:
@@ -147,7 +152,7 @@ def claim_nodes(
     next_history = ClaimHistory(
         nodes_of_claims(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
         turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating, frozenset(room.with_minimum),
-        history.passed_over,
+        history.passed_over, was_first,
     )  # fmt: skip
     return _with_claims(snapshot, granted), next_history
 
@@ -168,6 +173,16 @@ def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot
         for node in snapshot.nodes
     )
     return replace(snapshot, nodes=nodes, claims=tuple(claims))
+
+
+def _not_behind_later_others(claim: Claim, history: ClaimHistory) -> Claim:
+    """The claim, which is not behind others any more once it was first in line (``was_first``)."""
+    first = structs.replace(claim, behind_others=False)
+    return first if _key(first) in history.was_first else claim
+
+
+def _key(claim: Claim) -> ClaimKey:
+    return ClaimKey(claim.handle, claim.waiting, claim.behind_others)
 
 
 def _shape(claim: Claim) -> ClaimShape:

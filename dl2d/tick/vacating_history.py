@@ -20,7 +20,8 @@ class ClaimKey(NamedTuple):
     handle: str
     #: Number of jobs that wait under the handle.
     waiting: int
-    #: See ``Claim``. How long its room is not used is counted anew once no others wait before it.
+    #: Whether others have waited before it in each tick so far. How long its room is not used is counted anew, once,
+    #: when none do.
     behind_others: bool
 
 
@@ -34,7 +35,7 @@ class GivenUpClaim(NamedTuple):
     #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
     #: it needs can be vacated.
     partial: bool = False
-    #: Whether others waited before its job. It is tried again as soon as none do.
+    #: Whether others had always waited before its job. It is tried again as soon as none do.
     behind_others: bool = False
 
 
@@ -64,6 +65,9 @@ class ClaimHistory:
     with_minimum: frozenset[JobKey] = frozenset()
     #: Those to which decisions have given nothing although their minimum size was kept: the policy starts them later.
     passed_over: frozenset[JobKey] = frozenset()
+    #: Claims that still wait and before which no others waited in some tick. They are never counted as behind others
+    #: again: the resource manager may say so of a job that never starts now and then.
+    was_first: frozenset[ClaimKey] = frozenset()
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

@@ -293,6 +293,15 @@ def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 
     return found
 
 
+def test_a_job_that_never_starts_is_given_up_although_now_and_then_others_are_before_it(world: World) -> None:
+    job = world.settled(max_workers=8, max_ps=8)
+    at_full_size = 0
+    for minute in range(120):
+        world.manager.claims = [claim(behind_others=minute % 4 == 0)]
+        at_full_size += minutes_at(world, job, (8, 8), 1)
+    assert at_full_size > 90
+
+
 @pytest.mark.parametrize(
     "claims",
     [
