@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import command_of, free_port, options_of, show
-from local_job import Resize, pace
 from resize_suspension import scaled_resnet50
 from runtime_jobs import exchange, run_job, started
+
+from pslite.testing import Resize, pace
 
 SCHEDULE = (Resize(8, 2, 0), Resize(22, 3, 0), Resize(36, 2, 0))
 STEPS = 60

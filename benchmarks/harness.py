@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import psutil
 
 #: what tests have for themselves is not installed; benchmarks import it after this module
-_TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(_TESTS), str(_TESTS / "pslite")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 W = TypeVar("W", bound=Hashable)
 F = TypeVar("F")

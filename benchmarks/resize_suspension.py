@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 import psutil
 from harness import command_of, options_of, resnet50_shapes, show
-from local_job import LocalResult, Resize, pace
 from runtime_jobs import describe, exchange, run_job, started
 
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import PlanReport
 from pslite.job.shard_and_block_assignment import assign
 from pslite.job.weight_blocks import cut
+from pslite.testing import LocalResult, Resize, pace
 
 WORKERS = 2
 #: versions between two changes of size

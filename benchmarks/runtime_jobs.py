@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from local_job import LocalResult, run_local
 
 from pslite.coordinator import Settings
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradient_sums import GradientSums
+from pslite.testing import LocalResult, run_local
 from pslite.worker.session_from_environment import session_for
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 from daemon_process import DaemonProcess
-from local_job import run_local
 
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.config.settings import load_settings
@@ -23,6 +22,7 @@ from dl2d.core.cluster import Task
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Job, JobKey
 from dl2d.local.manager import HANDLE_VARIABLE, create
+from pslite.testing import run_local
 
 WORKER = Path(__file__).parent / "pslite" / "numpy_worker.py"
 #: Equal bits need equal kernels on both sides, and small tests need no threads.

@@ -16,13 +16,13 @@ import psutil
 import pytest
 from daemon_process import BIN
 from local_cluster import KERNELS, REQUEST, WORKER, LocalCluster
-from local_job import run_local
 from self_signed import self_signed
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.daemon.key_file import load_credentials
+from pslite.testing import run_local
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")
 #: of jobs that are held by a gate, and of the training that they are compared with

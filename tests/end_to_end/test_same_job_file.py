@@ -18,12 +18,12 @@ import yaml
 import yarn_cluster
 from daemon_process import BIN, DaemonProcess
 from local_cluster import KERNELS, LocalCluster
-from local_job import run_local
 from slurm_cluster import SlurmCluster
 from yarn_daemon import YarnDaemon
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import NOTHING, Allocation, JobState
+from pslite.testing import run_local
 
 SCRIPT = Path(__file__).parents[1] / "pslite" / "torch_worker.py"
 EPOCHS = 30

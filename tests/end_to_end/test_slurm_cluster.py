@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 from daemon_process import DaemonProcess
-from local_job import run_local
 from slurm_cluster import Ran, SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
@@ -23,6 +22,7 @@ from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.key_file import load_credentials
 from pslite.errors import AuthenticationError
 from pslite.net.authentication import Identity, connect, parse_token
+from pslite.testing import run_local
 
 #: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
 SMALL = "PartitionName=small Nodes=n1,n2,n3 DefaultTime=1:00 MaxTime=2:00:00 State=UP"

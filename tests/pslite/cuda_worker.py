@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import torch
-from local_job import pace
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 from pslite.job.sample_order import permutation
+from pslite.testing import pace
 from pslite.torch import SGD, ElasticJob, Group
 
 SEED, SAMPLES, BATCH = 3, 110, 20

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 import transformers
-from local_job import pace
 from torch.utils.data import Dataset
 
 from pslite.errors import PsliteError, UsageError
 from pslite.huggingface import Trainer
+from pslite.testing import pace
 
 
 class Texts(Dataset):

@@ -11,12 +11,12 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from local_job import pace
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from pslite.lightning import ElasticStrategy
+from pslite.testing import pace
 from pslite.torch import Cosine
 
 

@@ -40,9 +40,8 @@ def keep(path, net):
 def job(options):
     """The job gives out the data."""
     # not above: the other scripts are run with MXNet's own servers too
-    from local_job import pace  # noqa: PLC0415
-
     from pslite.mxnet import SGD, Adam, ElasticJob  # noqa: PLC0415
+    from pslite.testing import pace  # noqa: PLC0415
 
     images, labels = data(options.data)
     mx.random.seed(options.seed)
@@ -76,7 +75,7 @@ def job(options):
 def slow_down(kvstore, total):
     """Slow down while the job is still to be resized; `total` is about how many steps there are, 0 for never."""
     if total:
-        from local_job import pace  # noqa: PLC0415  (MXNet's own servers have no pslite)
+        from pslite.testing import pace  # noqa: PLC0415  (MXNet's own servers have no pslite)
 
         pace(min(kvstore.version, total - 1), total)
 

@@ -15,6 +15,7 @@ from regression import Lookup, Regression, segments, table_segments
 from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.learning_rates import Cosine
 from pslite.launch.environment_parsing import architecture_of
+from pslite.testing import pace
 from pslite.worker.session_from_environment import session_for
 from pslite.worker.session_without_network import SingleSession
 
@@ -81,10 +82,7 @@ def main() -> int:
     session = session_for(spec)
 
     def before_step(version: int) -> None:
-        if "PSLITE_PACE_FILE" in os.environ:  # else it may be a copy in a user's home, without tests' modules
-            from local_job import pace  # noqa: PLC0415
-
-            pace(version, spec.total_versions)
+        pace(version, spec.total_versions)
         time.sleep(options.step_seconds)
         if version == options.hang_at and os.environ.get("DL2_TASK", "").startswith(options.hang_task):
             while True:

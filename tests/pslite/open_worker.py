@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from local_job import pace
 
 from pslite.job.job_spec import MAX_SHARDS, SGD, Adam, JobSpec, Mean, Part, Segment
 from pslite.launch.environment_parsing import durability_of
 from pslite.numeric.gradient_sums import Contribution, GradientSums
+from pslite.testing import pace
 from pslite.worker.session_from_environment import open_session
 from pslite.worker.training_session import StartState
 

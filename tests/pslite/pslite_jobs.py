@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from local_job import run_local
 
 from pslite.coordinator import Settings
+from pslite.testing import run_local
 
 #: of tests of leases: as short as it can be where a process may get no processor for seconds
 LEASE = Settings(grace=60.0, start=60.0, heartbeat=0.5, lease=8.0, balance="even")

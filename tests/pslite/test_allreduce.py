@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from local_job import Resize, run_local
 from pslite_jobs import LEASE, PATIENT, KillAt, Kills, command, run_job, schedules, static_digest
 from regression import Regression, segments
 from rehearsal import QUICK, Event, Fault, Rehearsal, job
@@ -29,6 +28,7 @@ from pslite.job.membership_plan import reduction
 from pslite.job.reduction_tree import ROOT, TreeSum
 from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import Bundle
+from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.gradient_summing import Division, add_slices
 from pslite.worker.session_without_network import SingleSession
 

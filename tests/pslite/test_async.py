@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from local_job import Resize
 from pslite_jobs import KillAt, Replace, command, run_job
 from regression import Regression, table_segments
 from rehearsal import QUICK, Event, Rehearsal, job, random_events
@@ -21,6 +20,7 @@ from weather import CutData, rough_weather
 from pslite.errors import SpecError
 from pslite.job.job_spec import LAMB, SGD, Segment
 from pslite.storage.checkpoint_files import Checkpoint, latest
+from pslite.testing import Resize
 from pslite.worker.session_without_network import SingleSession
 
 #: of those with deaths of servers; more are gone through by setting it so

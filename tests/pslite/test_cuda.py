@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_job import Resize
 from pslite_jobs import PATIENT, Replace, environment, run_job
 
 from pslite.launch.gpus import open_gpus
+from pslite.testing import Resize
 
 pytestmark = [
     pytest.mark.slow,

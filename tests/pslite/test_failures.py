@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_job import Resize
 from pslite_jobs import LEASE, KillAt, command, run_job, static_digest
 from variants import first
 
@@ -24,6 +23,7 @@ from pslite.job.job_status import Reply
 from pslite.launch.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.tensor_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
+from pslite.testing import Resize
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "100")
 #: of a job that goes on until it is cancelled

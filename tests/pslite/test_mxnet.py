@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from local_job import Resize
 from mxnet_jobs import CHECKS, EXAMPLES, SCRIPT, Unavailable, environ, launch, make_environment
 from pslite_jobs import PATIENT, KillAt, run_job
+
+from pslite.testing import Resize
 
 FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
 

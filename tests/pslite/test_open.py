@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from local_job import Resize, run_local
 from pslite_jobs import PATIENT, KillAt, Replace, environment, run_job
 from rehearsal import job
 from variants import first
 
 from pslite.errors import SpecError
+from pslite.testing import Resize, run_local
 
 SCRIPT = str(Path(__file__).with_name("open_worker.py"))
 

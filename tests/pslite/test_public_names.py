@@ -11,6 +11,7 @@ import pytest
     ("module", "names"),
     [
         ("pslite.checkpoint", ["Checkpoint", "latest"]),
+        ("pslite.testing", ["Resize", "pace", "run_local"]),
         ("pslite.run", ["main"]),
     ],
 )

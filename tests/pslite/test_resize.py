@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from local_job import Resize
 from pslite_jobs import PATIENT, command, run_job, static_digest
 from regression import Regression
 from rehearsal import QUICK, Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
+from pslite.testing import Resize
 from pslite.worker.session_without_network import SingleSession
 
 

@@ -8,12 +8,12 @@ import signal
 import socket
 
 import pytest
-from local_job import Resize
 from pslite_jobs import LEASE, KillAt, Kills, Replace, command, run_job, schedules, static_digest
 from rehearsal import job
 
 from pslite.errors import SpecError
 from pslite.storage.checkpoint_files import latest
+from pslite.testing import Resize
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "10")
 DURABLE = ("--durability", "durable")

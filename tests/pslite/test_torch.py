@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_job import Resize
 from pslite_jobs import PATIENT, KillAt, run_job
 from torch import nn
 from torch.nn import functional
@@ -22,6 +21,7 @@ from torch.utils.data import TensorDataset
 from pslite.errors import SpecError, UsageError
 from pslite.job.sample_order import permutation
 from pslite.numeric.gradient_sums import GradientSums
+from pslite.testing import Resize
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay
 
 SCRIPT = str(Path(__file__).with_name("torch_worker.py"))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from local_job import Resize
 from mxnet_jobs import Unavailable, environ, make_environment
 from pslite_jobs import run_job
 
@@ -16,6 +15,7 @@ from pslite.coordinator import Settings
 from pslite.errors import SpecError
 from pslite.job.job_spec import SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine
+from pslite.testing import Resize
 from pslite.torch.optimizer_translation import Elsewhere, groups_of
 
 #: their imports take seconds of CPU time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from local_job import Resize
 from pslite_jobs import KillAt, command, run_job, static_digest
 from regression import table_segments
 from rehearsal import Event, Rehearsal, job
@@ -12,6 +11,7 @@ from rehearsal import static_digest as rehearsed_digest
 from pslite.errors import SpecError
 from pslite.job.job_spec import SGD
 from pslite.storage.checkpoint_files import latest
+from pslite.testing import Resize
 
 
 def test_a_resize_moves_nothing():

@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from local_job import Resize, run_local
 from pslite_jobs import LEASE, PATIENT, KillAt, Kills, Replace, command, run_job, schedules, static_digest
 from rehearsal import job
 
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.job.reduction_tree import cover
 from pslite.job.shard_and_block_assignment import ranges
+from pslite.testing import Resize, run_local
 from pslite.worker.training_session import Share
 
 SLOW = ("--step-seconds", "0.02", "--epochs", "10")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from local_job import Resize, ResizedTasks
 
 from pslite.launch import local_tasks
 from pslite.launch.gpus import visible_gpus
+from pslite.launch.local_tasks import LocalTasks, Resize
 
 
 class Process:
@@ -23,20 +21,11 @@ class Process:
 
 
 @pytest.fixture
-def start(monkeypatch, tmp_path):
+def start(monkeypatch):
     monkeypatch.setattr(local_tasks.subprocess, "Popen", Process)
 
     def start(workers, **environ):
-        tasks = ResizedTasks(
-            ["train"],
-            workers=workers,
-            servers=1,
-            environ=environ,
-            schedule=(),
-            deadline=math.inf,
-            gate=tmp_path,
-            hook=None,
-        )
+        tasks = LocalTasks(["train"], workers=workers, servers=1, environ=environ)
         tasks.start("127.0.0.1:1", b"token", lambda: None)
         return tasks
 

@@ -15,7 +15,6 @@ import threading
 import time
 
 import pytest
-from local_job import Resize
 from pslite_jobs import command, environment, run_job, static_digest
 
 from pslite.coordinator import Coordinator, Settings
@@ -26,6 +25,7 @@ from pslite.launch.log_tail import open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
 from pslite.net.tcp_sockets import listen
+from pslite.testing import Resize
 
 TOKEN = secrets.token_hex(32)
 DL2_RUN = [sys.executable, "-m", "pslite.run", "--"]

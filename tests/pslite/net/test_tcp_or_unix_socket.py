@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from local_job import Resize
 from pslite_jobs import command, run_job, static_digest
 from rehearsal import job
 from variants import nightly
@@ -25,6 +24,7 @@ from pslite.net.shared_memory import Arena, MappedMemory, SharedMemory
 from pslite.net.tcp_or_unix_socket import machine, open_listeners, reach
 from pslite.net.tensor_frames import PUSH, REGION, Header, Link, region_header
 from pslite.numeric.gradient_sums import GradientSums, Supply
+from pslite.testing import Resize
 
 TOKEN = b"t" * 32
 ME = Identity("worker", "worker-0", "i", TOKEN)

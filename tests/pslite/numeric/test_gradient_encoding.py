@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_job import Resize
 from pslite_jobs import KillAt, command, run_job, static_digest
 from rehearsal import job
 from variants import first
 
 from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_encoding import Encoding, wire_bytes
+from pslite.testing import Resize
 
 floats = st.lists(st.floats(width=32) | st.integers(0, 2**32 - 1).map(lambda i: float(np.uint32(i).view("f4"))))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from local_job import Resize, run_local
 from pslite_jobs import KillAt, command, environment, run_job, static_digest
 
 from pslite.errors import CheckpointError
@@ -31,6 +30,7 @@ from pslite.storage.checkpoint_files import (
     to_resume,
     write_blocks,
 )
+from pslite.testing import Resize, run_local
 
 TORCH_SCRIPT = str(Path(__file__).parents[1].joinpath("torch_worker.py"))
 ADAM = ("--optimizer", "adam", "--epochs", "12")

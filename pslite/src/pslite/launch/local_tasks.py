@@ -1,4 +1,4 @@
-"""Tasks of a job as processes of this machine: started and ended."""
+"""Tasks of a job as processes of this machine: started, resized by a schedule, and ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from pslite.job.job_status import Reply, Role, Status
 from pslite.launch.gpus import VISIBLE, visible_gpus
@@ -15,6 +16,21 @@ from pslite.launch.gpus import VISIBLE, visible_gpus
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then
 _END_SECONDS = 15.0
 _NOT_JOINED_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Resize:
+    """A change of size, due at a version of the job.
+
+    With `wait` the previous change must be complete first; without, it may be requested while that is in progress.
+    """
+
+    at_version: int
+    workers: int
+    servers: int
+    wait: bool = True
+    #: the tasks to remove are the oldest instead of the newest
+    oldest: bool = False
 
 
 class LocalTasks:
@@ -30,6 +46,8 @@ class LocalTasks:
         how many at the start.
     servers
         how many at the start; 0 for an all-reduce job.
+    schedule
+        changes, in the order of their versions.
     environ
         environment of the tasks.
     present
@@ -43,10 +61,12 @@ class LocalTasks:
         *,
         workers: int,
         servers: int,
+        schedule: Sequence[Resize] = (),
         environ: Mapping[str, str] | None = None,
         present: Collection[str] = (),
     ) -> None:
         self._command = ["--", *command]
+        self._schedule = list(schedule)
         self._environ = dict(os.environ if environ is None else environ)
         self._architecture = "ps" if servers else "allreduce"
         self._counts: dict[Role, int] = {"ps": servers, "worker": workers}
@@ -59,6 +79,7 @@ class LocalTasks:
         self._address = ""
         self._token = b""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._oldest = False
         gpus = visible_gpus(self._environ)
         self._gpus = gpus if len(gpus) > 1 else []
         #: which of them each worker has
@@ -67,15 +88,30 @@ class LocalTasks:
     def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:  # noqa: ARG002
         """Start the first tasks."""
         self._address, self._token = address, token
-        self._start_missing()
+        self._fit()
 
     @property
     def targets(self) -> frozenset[str]:
         """Tasks that should be members."""
         return frozenset(self._targets["worker"] + self._targets["ps"])
 
-    def _start_missing(self) -> None:
+    def resize(self, change: Resize) -> None:
+        """Change the sizes now, whatever the version is."""
+        self._counts = {"ps": change.servers, "worker": change.workers}
+        self._oldest = change.oldest
+        self._fit()
+
+    def replace(self, task: str) -> None:
+        """Start a replacement of a task that has ended, as a scheduler would."""
         for role, have in self._targets.items():
+            if task in have:
+                have.remove(task)
+                have.append(self._spawn(role))
+
+    def _fit(self) -> None:
+        for role, have in self._targets.items():
+            while len(have) > self._counts[role]:
+                have.pop(0 if self._oldest else -1)
             while len(have) < self._counts[role]:
                 have.append(self._spawn(role))
 
@@ -99,10 +135,30 @@ class LocalTasks:
         return task
 
     def exchange(self, status: Status, *, urgent: bool) -> Reply:  # noqa: ARG002
-        """Keep the tasks as they are."""
+        """Follow the schedule."""
         for process in self.processes.values():
             process.poll()
+        while self._schedule and status.version >= self._schedule[0].at_version:
+            if self._schedule[0].wait and not self._settled(status):
+                break
+            self.resize(self._schedule.pop(0))
         return Reply(members=self.targets, heartbeat_seconds=0.1)
+
+    def schedule_done(self, status: Status) -> bool:
+        """Whether the last change of size is complete."""
+        return not self._schedule and self._settled(status)
+
+    def _settled(self, status: Status) -> bool:
+        gone = {m.task for m in status.members if m.state == "left"}
+        wanted = {role: set(tasks) - gone for role, tasks in self._targets.items()}
+        active = {m.task for m in status.members if m.state == "active"}
+        reported = status.plans[-1] if status.plans else None
+        return (
+            active == wanted["worker"] | wanted["ps"]
+            and not any(m.state == "draining" for m in status.members)
+            and reported is not None
+            and (reported.workers, reported.servers) == (len(wanted["worker"]), len(wanted["ps"]))
+        )
 
     def close(self, status: Status) -> None:
         """Wait for the tasks to end, and kill those that do not."""
@@ -130,3 +186,7 @@ class LocalTasks:
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(number)
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Return how dl2-run ended, for each task; negative for a signal."""
+        return {task: process.poll() for task, process in self.processes.items()}

@@ -1,4 +1,4 @@
-"""A whole elastic job on this machine, as real processes that are resized by a schedule, in one call."""
+"""For tests, benchmarks and demonstrations: a whole elastic job on this machine, as real processes, in one call."""
 
 from __future__ import annotations
 
@@ -14,29 +14,16 @@ from typing import Any
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import PlanReport, Reply, Status
 from pslite.launch.environment_parsing import encryption_of
-from pslite.launch.local_tasks import LocalTasks
+from pslite.launch.local_tasks import LocalTasks, Resize
 from pslite.net.authentication import TOKEN_BYTES
+
+__all__ = ["LocalResult", "Resize", "pace", "run_local"]
 
 _PACE = "PSLITE_PACE_FILE"
 #: of jobs whose processes may be starved: newcomers and dl2-run's word on how a process ended are waited for
 _SETTINGS = Settings(grace=60.0, start=60.0, verdict=6.0, balance="even")
 #: of `pace`, in seconds: one pause at the most, and between two looks at whether it is over
 _MAX_PAUSE, _LOOK = 5.0, 0.05
-
-
-@dataclass(frozen=True)
-class Resize:
-    """A change of size, due at a version of the job.
-
-    With `wait` the previous change must be complete first; without, it may be requested while that is in progress.
-    """
-
-    at_version: int
-    workers: int
-    servers: int
-    wait: bool = True
-    #: the tasks to remove are the oldest instead of the newest
-    oldest: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,77 +43,28 @@ class LocalResult:
     log: tuple[str, ...] = field(default=(), repr=False)
 
 
-class ResizedTasks(LocalTasks):
-    """Local tasks whose numbers follow a schedule; the job is cancelled after a time limit.
+#: what a test does to a job; True says that it has not done it yet
+Hook = Callable[[Status, LocalTasks], bool | None]
 
-    The file `gate` is there while the schedule, or the hook, still has something to do.
-    """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        schedule: Sequence[Resize],
-        deadline: float,
-        gate: Path,
-        hook: Hook | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(command, **options)
-        self._schedule = list(schedule)
+class _Limited(LocalTasks):
+    """A local director that gives up after a time limit, and says when nothing more is going to be done to the job."""
+
+    def __init__(self, *args: Any, deadline: float, gate: Path, hook: Hook | None, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._deadline = deadline
+        #: is there while the schedule, or the hook, still has something to do
         self._gate = gate
         self._hook = hook
         self._scheduled = False
 
-    def resize(self, change: Resize) -> None:
-        """Change the sizes now, whatever the version is."""
-        self._counts = {"ps": change.servers, "worker": change.workers}
-        for role, have in self._targets.items():
-            while len(have) > self._counts[role]:
-                have.pop(0 if change.oldest else -1)
-        self._start_missing()
-
-    def replace(self, task: str) -> None:
-        """Start a replacement of a task that has ended, as a scheduler would."""
-        for role, have in self._targets.items():
-            if task in have:
-                have.remove(task)
-                have.append(self._spawn(role))
-
     def exchange(self, status: Status, *, urgent: bool) -> Reply:
-        """Follow the schedule."""
-        super().exchange(status, urgent=urgent)  # notes which processes have ended
-        while self._schedule and status.version >= self._schedule[0].at_version:
-            if self._schedule[0].wait and not self._settled(status):
-                break
-            self.resize(self._schedule.pop(0))
-        members = self.targets
-        self._scheduled = self._scheduled or (not self._schedule and self._settled(status))
+        reply = super().exchange(status, urgent=urgent)
+        self._scheduled = self._scheduled or self.schedule_done(status)
         pending = self._hook is not None and self._hook(status, self)
         if self._scheduled and not pending:
             self._gate.unlink(missing_ok=True)
-        return Reply(members=members, stop=time.monotonic() > self._deadline)
-
-    def _settled(self, status: Status) -> bool:
-        gone = {m.task for m in status.members if m.state == "left"}
-        wanted = {role: set(tasks) - gone for role, tasks in self._targets.items()}
-        active = {m.task for m in status.members if m.state == "active"}
-        reported = status.plans[-1] if status.plans else None
-        return (
-            active == wanted["worker"] | wanted["ps"]
-            and not any(m.state == "draining" for m in status.members)
-            and reported is not None
-            and (reported.workers, reported.servers) == (len(wanted["worker"]), len(wanted["ps"]))
-        )
-
-    def exit_codes(self) -> dict[str, int | None]:
-        """Return how dl2-run ended, for each task; negative for a signal."""
-        return {task: process.poll() for task, process in self.processes.items()}
-
-
-#: what a test does to a job; True says that it has not done it yet
-Hook = Callable[[Status, ResizedTasks], bool | None]
+        return Reply(members=reply.members, stop=time.monotonic() > self._deadline)
 
 
 def run_local(
@@ -181,7 +119,7 @@ def run_local(
         gate = Path(folder, "schedule-is-running")
         if paced and (schedule or on_status is not None):
             gate.touch()
-        director = ResizedTasks(
+        director = _Limited(
             command,
             workers=workers,
             servers=servers,
