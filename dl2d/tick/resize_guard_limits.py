@@ -418,6 +418,7 @@ def _keep_minimum_sizes(
         for other, given in before[1:]:
             if other.given != given:
                 other.reserved = other.given
+            if other.given != other.desired and any(total in other.sums for total in exceeded):
                 other.yields_to.append(each.job)
 
 
@@ -483,14 +484,18 @@ def _needs(demand: Resources, resources: Collection[str]) -> bool:
     return any(name in resources for name, _ in demand.thousandths)
 
 
-def _grow_in_submit_order(job_limits: Iterable[_JobLimits], rules: GuardRules, started: int) -> None:
+def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, started: int) -> None:
     """Give each job what it desires as far as sums and churn allow, in submit order; at least what is reserved for it.
 
-    ``started``: tasks that were started in the last slot.
+    No job takes the starts of a later one's ``minimum``, for which others may have shrunk. ``started``: tasks that were
+    started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
+    starts_kept = sum(_starts(each.entry.previous, each.minimum) for each in job_limits)
     for each in job_limits:
         held = each.entry.previous
+        starts_kept -= _starts(held, each.minimum)
+        most = max(starts_left - starts_kept, 0)
         each.give(each.desired)
         binding = _reduce(each, _larger(each.reserved, each.minimum))
         if each.given != each.desired:
@@ -500,11 +505,11 @@ def _grow_in_submit_order(job_limits: Iterable[_JobLimits], rules: GuardRules, s
         # A job without tasks may exceed the number if the slot has no start yet: it might never start otherwise.
         # Tasks that a job has are not starts.
         least = _larger(each.reserved, held.common(each.given))
-        if held == NOTHING and starts_left == rules.churn:
+        if held == NOTHING and most == rules.churn:
             least = _larger(least, each.job.request.min_size)
-        if _starts(held, each.given) > starts_left and each.given != least:
+        if _starts(held, each.given) > most and each.given != least:
             each.reasons.append(Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up"))
-            _reduce_starts(each, least, starts_left)
+            _reduce_starts(each, least, most)
         starts = _starts(held, each.given)
         if starts > starts_left and each.given == each.reserved:
             text = f"this slot's {rules.churn} starts are used up; it still gets its floor {each.lowest}"

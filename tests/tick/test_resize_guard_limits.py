@@ -197,7 +197,7 @@ _MINIMUM_SIZES: dict[str, tuple[list[Any], list[Any], dict[str, Any], list[Any]]
         [(6, 2), None], [(6, 2), (6, 2)], {"min_workers": 3}, [((3, 2), "2"), ((3, 2), "")],
     ),
     "growth of a job that was submitted before comes later": (
-        [(4, 2), None], [(8, 2), (6, 2)], {}, [((5, 2), ""), ((1, 1), "")],
+        [(4, 2), None], [(8, 2), (6, 2)], {}, [((5, 2), "2"), ((1, 1), "")],
     ),
     "not below the minimum size, so the last job waits": (
         [(6, 2), None, None], [(6, 2), (3, 1), (3, 1)], {"min_workers": 3},
@@ -273,6 +273,18 @@ def test_in_an_exceeded_limit_minimum_sizes_come_before_what_other_jobs_have_abo
     # Once the jobs have these sizes, they keep them.
     now_held = {number: size for number, size in enumerate(sizes) if size != NOTHING}
     assert [entry.allocation for entry in guard_once(a_snapshot(jobs, nodes, held=now_held)).jobs] == sizes
+
+
+@pytest.mark.parametrize(("churn", "second"), [(4, (1, 1)), (3, NOTHING)])
+def test_starts_of_a_minimum_size_for_which_a_job_shrinks_are_kept_from_jobs_outside_the_limit(
+    churn: int, second: tuple[int, int]
+) -> None:
+    jobs = [replace(a_job(number, max_workers=8), anchor=f"anchor-{number}") for number in (1, 2, 3)]
+    limit = GrowthLimit(frozenset({"anchor-1", "anchor-3"}), {"gpu": 0.0}, "queue root.a leaves no more to ann")
+    snapshot = a_snapshot(jobs, BIG, held={0: Allocation(6, 2)})
+    proposed = a_decision(snapshot, (6, 2), (6, 2), (6, 2))
+    decision = guard(proposed, snapshot, GuardRules(churn=churn), NO_GUARD_STATE, growth_limits=[limit])
+    assert [entry.allocation for entry in decision.jobs] == [(5, 2), second, (1, 1)]
 
 
 def test_for_a_minimum_size_jobs_yield_what_they_have_beyond_a_limit_that_has_become_less() -> None:
