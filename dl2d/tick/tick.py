@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
+from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import remember_refused_starts
@@ -103,7 +107,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         # With an incomplete listing no job is resized, neither by the decision nor to make room.
         jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
         plan = place(
-            snapshot, slot_decision.in_force, deciders.placement,
+            snapshot, _without_starts_of(silent, slot_decision.in_force, snapshot), deciders.placement,
             keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
         )  # fmt: skip
         plan = within_limits(
@@ -134,3 +138,20 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     )  # fmt: skip
     state = replace(state, claim_history=claim_history)
     return record(context, state, reconciled, report, situation), report
+
+
+def _without_starts_of(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> Decision:
+    """The decision by which these jobs get no more than they have: their coordinators would not admit new tasks.
+
+    A job had its tasks when its allocation was decided; when its coordinator ends, they end one after the other.
+    """
+    held = snapshot.held()
+    return replace(
+        decision,
+        jobs=tuple(
+            replace(entry, allocation=entry.allocation.common(held.get(entry.job, NOTHING)))
+            if entry.job in jobs
+            else entry
+            for entry in decision.jobs
+        ),
+    )

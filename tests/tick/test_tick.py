@@ -965,6 +965,23 @@ def test_a_coordinator_that_knows_and_does_not_drain_loses_the_task(world: World
     assert draining <= set(world.manager.stopped)
 
 
+def test_tasks_that_end_after_their_coordinator_are_not_replaced(world: World) -> None:
+    """The decision in force is of the time when the job still had them."""
+    key = world.ready()
+    world.tick()
+    world.beat()
+    world.tick()
+    world.store.change_job(key, JobChange(end_reason="its coordinator got SIGTERM"), world.now)
+    world.tick()
+    tasks = [task for task in world.tasks(key) if task.state.wanted]
+    assert len(tasks) > 1
+    before = len(world.manager.submitted)
+    for task in tasks:
+        world.manager.end(task.handle, RmJobState.DONE)
+        assert world.tick().plan.starts == ()
+    assert len(world.manager.submitted) == before
+
+
 def test_a_silent_job_keeps_what_it_has_until_it_calls_again(world: World) -> None:
     first = world.settled(max_workers=8, max_ps=8)
     with capture_logs() as logs:
