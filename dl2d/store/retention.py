@@ -120,16 +120,14 @@ def _prune_jobs(connection: Connection, before: float) -> int:
 
 def _prune_speeds(connection: Connection, before: float) -> int:
     """Delete the speeds of a kind of which no size was measured since a time."""
-    old, newer = table_of(SpeedRow), table_of(SpeedRow).alias()
-    kind = ("model", "architecture", "consistency")
-    trains = exists().where(*(newer.c[name] == old.c[name] for name in kind), newer.c.at >= before)
-    found = connection.execute(
-        select(*(old.c[name] for name in kind)).where(old.c.at < before, ~trains).order_by(old.c.at).limit(1)
-    ).first()
+    speeds = table_of(SpeedRow)
+    kind = speeds.c.model, speeds.c.architecture, speeds.c.consistency
+    old = select(*kind).group_by(*kind).having(func.max(speeds.c.at) < before).limit(1)
+    found = connection.execute(old).first()
     if found is None:
         return 0
     return connection.execute(
-        delete(old).where(*(old.c[name] == value for name, value in zip(kind, found, strict=True)))
+        delete(speeds).where(*(column == value for column, value in zip(kind, found, strict=True)))
     ).rowcount
 
 

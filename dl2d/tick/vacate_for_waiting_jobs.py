@@ -298,10 +298,14 @@ class _GivenUp:
 
         Neither is allowed to a claim behind claims of ``MAX_GIVEN_UP_SHAPES`` given-up shapes of its user. A claim like
         one of its user that was given up may not have planned nodes vacated, and gets all its room only if that one was
-        ``partial``.
+        ``partial``. One that was given up behind others counts only for claims behind others.
         """
         shape, so_far = _shape(claim), self._given_up_so_far[claim.user]
-        alike = [each for each in self.claims if (each.user, each.shape) == (claim.user, shape)]
+        alike = [
+            each
+            for each in self.claims
+            if (each.user, each.shape) == (claim.user, shape) and (claim.behind_others or not each.behind_others)
+        ]
         is_behind = len(so_far) >= MAX_GIVEN_UP_SHAPES
         if alike:
             so_far.add(shape)

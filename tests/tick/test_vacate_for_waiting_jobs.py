@@ -283,6 +283,21 @@ def test_a_job_behind_others_gets_room_again_as_soon_as_none_are_before_it(world
         assert world.has(job) == (8, 8)
 
 
+def test_a_job_that_is_given_up_behind_others_takes_no_room_from_one_like_it_that_is_first(world: World) -> None:
+    """Both are of one user; the second one comes shortly before the first one is given up."""
+    world.settled(max_workers=8, max_ps=8)
+    behind = claim(handle="1", priority=950, behind_others=True)
+    first = claim(handle="2", priority=900)
+    got = []
+    for minute in range(9):
+        world.manager.claims = [behind] if minute < 3 else [behind, first]
+        world.tick(60.0)
+        world.settle()
+        got.append([each.handle for each in world.tick(0.0).snapshot.claims])
+    assert got[0] == ["1"]
+    assert got[-2:] == [["2"], ["2"]]
+
+
 def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 120) -> int:
     """In how many of these minutes a job has a size."""
     found = 0

@@ -101,7 +101,10 @@ def test_a_file_to_which_links_lead_through_a_folder_of_another_user_is_not_used
     (shared / "job-api.json").symlink_to(file)
     (link := tmp_path / "link").symlink_to(shared / "job-api.json")
     (below := tmp_path / "below").symlink_to(shared)
-    for path in (link, below / "job-api.json"):
+    (shared / "sub").mkdir()
+    (current := tmp_path / "current").symlink_to(shared / "sub")
+    (through := tmp_path / "through").symlink_to(Path(current.name, "..", "job-api.json"))
+    for path in (link, below / "job-api.json", through):
         shared.chmod(0o755)
         assert distrust_of_others(path) == ""
         shared.chmod(0o777)

@@ -102,7 +102,7 @@ def _distrust(path: Path, status: os.stat_result, *readers: int) -> str:
     if status.st_mode & _OTHERS_WRITE:
         return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o})"
     owner, trusted = status.st_uid, {0, Path(__file__).stat().st_uid, *readers}
-    for place in () if owner in trusted else _places(path):
+    for place in () if owner in trusted else (*_places(path), path.resolve()):
         if folder := _folder_of_others(place, owner, trusted | {owner}):
             return (
                 f"it belongs to uid {owner}, which is neither root nor the account of this installation, and others "
@@ -119,7 +119,7 @@ def _places(path: Path) -> Iterator[Path]:
         link = next((each for each in (*reversed(place.parents), place) if each.is_symlink()), None)
         if link is None:
             return
-        place = Path(os.path.normpath(link.parent / link.readlink())) / place.relative_to(link)
+        place = link.parent / link.readlink() / place.relative_to(link)
 
 
 def _folder_of_others(path: Path, owner: int, trusted: Collection[int]) -> Path | None:
