@@ -86,4 +86,4 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60
     daemon.wait_for_end(key, timeout=240)
     daemon.wait_until_empty()
     assert daemon.job(key).state is JobState.FINISHED
-    assert cluster.running() == []
+    cluster.wait_until(lambda: not cluster.running(), "the batch script has ended, too")
