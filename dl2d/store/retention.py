@@ -23,7 +23,7 @@ from dl2d.store.row_mapping import Base, table_of
 from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
 
-#: Maximum number of rows of progress (about as many of speeds), and of slots, that one step deletes.
+#: Maximum number of rows of progress, and of slots, that one step deletes.
 _ROWS, _SLOTS = 2000, 5
 #: Pages of SQLite that one step gives back, and the share of free pages in the file above which it does.
 _PAGES, _FREE_SHARE = 500, 0.1

@@ -145,6 +145,8 @@ def _without_starts_of(jobs: Collection[JobKey], decision: Decision, snapshot: S
 
     A job had its tasks when its allocation was decided; when its coordinator ends, they end one after the other.
     """
+    if not jobs:
+        return decision
     held = snapshot.held()
     return replace(
         decision,
