@@ -41,11 +41,11 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.testing.builders import make_job
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
-from dl2d_slurm.command_records import format_option
+from dl2d_slurm.commands.command_records import format_option
+from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS
 from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.sinfo_nodes import NODE_FIELDS
-from dl2d_slurm.squeue_jobs import JOB_FIELDS
 
 # isort: split
 from slurm_cluster import SlurmCluster

@@ -14,7 +14,7 @@ from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceMa
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resource_manager import RmIdentity, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands import TokenBucket
+from dl2d_slurm.commands.commands import TokenBucket
 
 TOKEN = "5ec4e7" * 10
 OWNER_ROW: dict[str, object] = {

@@ -34,7 +34,7 @@ PACKAGES = (
 ACCOUNTING = ",slurmdbd,mariadb-server"
 TESTS = (
     *("tests/slurm/test_real_slurm.py", "tests/slurm/test_spank_plugin.py", "tests/end_to_end/test_slurm_options.py"),
-    *("tests/end_to_end/test_slurm_without_root.py", "tests/slurm/test_job_reason_codes.py"),
+    *("tests/end_to_end/test_slurm_without_root.py", "tests/slurm/jobs/test_job_reason_codes.py"),
     # Of the contract suite what Debian 12's slurmrestd is too old for; anchors of Slurm are submitted by users.
     *("tests/contract", "-k", "not test_resource_manager or (slurm-rest and not anchor)"),
 )

@@ -14,8 +14,8 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.command_records import new_terminator
-from dl2d_slurm.commands import Answer, Commands
+from dl2d_slurm.commands.command_records import new_terminator
+from dl2d_slurm.commands.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 
@@ -45,7 +45,7 @@ def listing(release: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> R
         return replace(answer, stdout=answer.stdout.replace("WORD", word))
 
     monkeypatch.setattr(Commands, "run", answered)
-    for module in ("manager", "excluded_nodes"):
+    for module in ("manager", "nodes.excluded_nodes"):
         monkeypatch.setattr(f"dl2d_slurm.{module}.new_terminator", lambda: word)
     given = SlurmSettings.parse({"backend": "command", **settings})
     with closing(SlurmManager(given, clock=lambda: recorded["at"], environ={})) as manager:

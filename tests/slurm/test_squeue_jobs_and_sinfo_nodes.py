@@ -13,19 +13,19 @@ from dl2d.core.cluster import NodeState, Task
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.command_output_values import count, parse_gres
-from dl2d_slurm.command_records import format_option, records
-from dl2d_slurm.excluded_nodes import excluded_option, parse_excluded
-from dl2d_slurm.partitions import Partition
-from dl2d_slurm.sbatch_options import AnchorOptions
-from dl2d_slurm.sinfo_nodes import NODE_FIELDS, parse_nodes, with_ending_jobs
-from dl2d_slurm.squeue_jobs import (
+from dl2d_slurm.commands.command_output_values import count, parse_gres
+from dl2d_slurm.commands.command_records import format_option, records
+from dl2d_slurm.jobs.squeue_jobs import (
     IDENTITY_FIELDS,
     JOB_FIELDS,
     OWNER_FIELDS,
     parse_jobs,
     watched_fields,
 )
+from dl2d_slurm.nodes.excluded_nodes import excluded_option, parse_excluded
+from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, parse_nodes, with_ending_jobs
+from dl2d_slurm.submission.partitions import Partition
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 WORD = "0f" * 16
 TAG = "dl2:lab.7.1795253000:worker-1"

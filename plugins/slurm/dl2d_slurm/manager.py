@@ -29,27 +29,33 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
-from dl2d_slurm.association_limits import AssociationLimits
-from dl2d_slurm.authentication import USER_SECONDS, authenticate_anchor, proven_uid
-from dl2d_slurm.command_records import format_option, new_terminator
-from dl2d_slurm.commands import Commands, TokenBucket, command_environment, configured, failure
-from dl2d_slurm.eligible_nodes import Eligibility
-from dl2d_slurm.ended_jobs_from_accounting import Accounting
-from dl2d_slurm.excluded_nodes import AnswerValidity, ExcludedNodes
-from dl2d_slurm.limits_from_reason_codes import with_limits
-from dl2d_slurm.partitions import Partition, partitions_of, task_partitions, task_time_limit
-from dl2d_slurm.reachability_probe_job import probe
-from dl2d_slurm.reservations import KnownReservations, reservation_claims, with_reserved
-from dl2d_slurm.room_slurm_withholds import WithheldRoom
-from dl2d_slurm.rpc_rate import RpcRate
-from dl2d_slurm.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
+from dl2d_slurm.commands.command_records import format_option, new_terminator
+from dl2d_slurm.commands.commands import Commands, TokenBucket, command_environment, configured, failure
+from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
+from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
+    WaitingJob,
+    claims,
+    highest_priority,
+    share_limits,
+    standing_claims,
+)
+from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
+from dl2d_slurm.jobs.stopping import Stopper
+from dl2d_slurm.limits.association_limits import AssociationLimits
+from dl2d_slurm.limits.limits_from_reason_codes import with_limits
+from dl2d_slurm.nodes.eligible_nodes import Eligibility
+from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
+from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved
+from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
+from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
+from dl2d_slurm.registration.authentication import USER_SECONDS, authenticate_anchor, proven_uid
+from dl2d_slurm.registration.reachability_probe_job import probe
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.sharing_with_waiting_jobs import WaitingJob, claims, highest_priority, share_limits, standing_claims
-from dl2d_slurm.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
-from dl2d_slurm.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
-from dl2d_slurm.stopping import Stopper
-from dl2d_slurm.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
-from dl2d_slurm.submission_backends import PARALLEL_SUBMITS, job_control
+from dl2d_slurm.submission.partitions import Partition, partitions_of, task_partitions, task_time_limit
+from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
+from dl2d_slurm.submission.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
+from dl2d_slurm.submission.submission_backends import PARALLEL_SUBMITS, job_control
 
 log = structlog.get_logger(__name__)
 

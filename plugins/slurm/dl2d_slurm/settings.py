@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator
 from dl2d.core.input_validation import Items, ManagerSettings, Number, Record, Text, Whole, bad
 from dl2d.core.resource_manager import Yields
 from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
-from dl2d_slurm.command_output_values import TIME_SPAN
+from dl2d_slurm.commands.command_output_values import TIME_SPAN
 
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = rf"(?i:UNLIMITED)|{TIME_SPAN.pattern}"

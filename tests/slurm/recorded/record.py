@@ -19,7 +19,7 @@ from unittest import mock
 
 from slurm_cluster import SlurmCluster
 
-from dl2d_slurm.commands import Answer, Commands
+from dl2d_slurm.commands.commands import Answer, Commands
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 

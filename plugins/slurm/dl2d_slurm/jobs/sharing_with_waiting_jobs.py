@@ -1,0 +1,260 @@
+"""Jobs that wait for room beside dl2d's, as squeue shows them, and the site's rules on giving room up to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from msgspec.structs import replace
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import ResourceManagerError
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.commands.command_output_values import (
+    EXCLUSIVE_FIELDS,
+    count,
+    has_whole_nodes,
+    hosts,
+    limit_seconds,
+    timestamp,
+    value_or_empty,
+)
+from dl2d_slurm.commands.commands import Commands, command_environment, configured
+from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.job_reason_codes import waits_for_room
+from dl2d_slurm.settings import SharingRule, SlurmSettings
+from dl2d_slurm.submission.partitions import Partition
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
+
+#: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
+WAITING_FIELDS: Final = (
+    *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
+    *("tres-per-task", "tres-per-job", *EXCLUSIVE_FIELDS),
+)
+#: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
+_MAX_WAITING: Final = 2048
+_MAX_OF_USER: Final = 512
+#: Maximum number of claims of the tasks of one job array.
+_MAX_OF_ARRAY: Final = 64
+#: The id of the tasks of a job array that wait, as squeue shows them together, and one range of them.
+_ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MAX_NODES: Final = 100_000
+_MAX_PRIORITY: Final = 2**62
+_PRIORITY_BASIC: Final = "priority/basic"
+
+
+#: The rule of partitions that no rule names.
+DEFAULT_RULE: Final = SharingRule()
+
+
+def sharing_rule(partition: str, rules: Sequence[SharingRule]) -> SharingRule:
+    """The first rule that matches a partition, or one of a comma-separated list."""
+    names = partition.split(",")
+    return next((rule for rule in rules if any(fnmatchcase(name, rule.partition) for name in names)), DEFAULT_RULE)
+
+
+def priority(record: Mapping[str, str]) -> int:
+    """Priority of a job in a record of squeue; 0 for one that is held."""
+    text = record["PriorityLong"]
+    return min(int(text), _MAX_PRIORITY) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that waits for room, and its options, which say on which nodes."""
+
+    #: Its claim, without nodes that are given by name.
+    claim: Claim
+    options: AnchorOptions
+    #: Id by which its user knows it (``RmJob.shown_id``).
+    shown_id: str
+    #: Its time limit in seconds; None if it has none of its own.
+    limit: float | None
+    #: Node lists of squeue: nodes that it needs, and those that Slurm has planned for it. Only claims have them read,
+    #: since a user may make them long.
+    required: str
+    planned: str
+
+
+def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> WaitingJob | None:
+    """The job of a record of squeue that waits, if it waits for room; ``demand`` is that on all its nodes.
+
+    A job with a reservation waits for the nodes of that, where others run nothing.
+    """
+    number = priority(record)
+    if not number or not waits_for_room(record["Reason"]) or value_or_empty(record["Reservation"]):
+        return None
+    # The number may be a range, 2-4, where the job takes what there is.
+    nodes = count(record["NumNodes"].partition("-")[0]) or 1
+    claim = Claim(
+        handle=record["JobID"],
+        user=record["UserName"],
+        priority=number,
+        nodes=min(nodes, _MAX_NODES),
+        demand=demand,
+        whole=has_whole_nodes(record),
+        expected_start=float(timestamp(record["StartTime"])),
+        behind_others=record["Reason"] == "Priority",
+    )
+    # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
+    options = replace(AnchorOptions.of(record), ends=0)
+    lists = value_or_empty(record["ReqNodes"]), value_or_empty(record["SchedNodes"])
+    return WaitingJob(claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists)
+
+
+def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
+    """The jobs, and of a job array one for each task that may start now, ``_MAX_OF_ARRAY`` at most.
+
+    Only the first task of an array has planned nodes: squeue shows the same ones for all of them.
+
+    Parameters
+    ----------
+    waiting
+        Jobs by handle and id as squeue shows it. Tasks of an array that wait share a handle; without ``--array`` they
+        are one job: ``12_[3-99%5]``, of which five at most run at once.
+    running
+        How many tasks of each array run.
+    """
+    tasks: Counter[str] = Counter()
+    most: dict[str, int] = {}
+    first: dict[str, WaitingJob] = {}
+    for (handle, id_), job in waiting.items():
+        first.setdefault(handle, job)
+        together = _ARRAY.fullmatch(id_)
+        tasks[handle] += _number_of_tasks(together[1]) if together else 1
+        if together and together[2]:
+            most[handle] = max(1, int(together[2]) - running.get(id_.partition("_")[0], 0))
+    for handle, job in first.items():
+        claim = replace(job.claim, waiting=tasks[handle])
+        yield dataclasses.replace(job, claim=claim)
+        other = dataclasses.replace(job, claim=replace(claim, expected_start=0.0), planned="")
+        yield from [other] * (min(tasks[handle], most.get(handle, _MAX_OF_ARRAY), _MAX_OF_ARRAY) - 1)
+
+
+def _number_of_tasks(text: str) -> int:
+    """How many tasks ``1,3,10-19,30-50:2`` are; a list that is too long for squeue ends with dots."""
+    ranges = [match.groups() for part in text.split(",") if (match := _RANGE.match(part))]
+    return sum(1 + max(0, int(last or first) - int(first)) // max(1, int(step or 1)) for first, last, step in ranges)
+
+
+def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
+    """The jobs of the highest priority, of which there are claims: each once, and further tasks of arrays if any places
+    are left.
+    """
+    by_priority = sorted(waiting, key=lambda job: -job.claim.priority)
+    of_user: Counter[str] = Counter()
+    seen: set[str] = set()
+    firsts: list[int] = []
+    others: list[int] = []
+    for place, job in enumerate(by_priority):
+        (others if job.claim.handle in seen else firsts).append(place)
+        seen.add(job.claim.handle)
+    places: list[int] = []
+    for place in (*firsts, *others):
+        user = by_priority[place].claim.user
+        if len(places) < _MAX_WAITING and of_user[user] < _MAX_OF_USER:
+            of_user[user] += 1
+            places.append(place)
+    return [by_priority[place] for place in sorted(places)]
+
+
+def claims(
+    waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None]
+) -> tuple[Claim, ...]:
+    """The claims of jobs with their nodes.
+
+    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all.
+    """
+    eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
+    return tuple(
+        replace(
+            job.claim, handle=_handle_for_users(job), eligible=None if found is None else found.nodes,
+            required=frozenset(hosts(job.required)), planned=hosts(job.planned),
+        )
+        for job, found in eligible
+    )  # fmt: skip
+
+
+def _handle_for_users(job: WaitingJob) -> str:
+    """The id of an array for its tasks that wait under it; a task that was requeued has a JobID that nobody knows."""
+    handle = job.claim.handle
+    return handle if job.shown_id.startswith(f"{handle}_") else job.shown_id
+
+
+def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
+    """A claim for the nodes of each partition that are kept free.
+
+    Small partitions come first: what is kept free of them counts for larger ones that have the same nodes.
+    """
+    for name, partition in sorted(partitions.items(), key=lambda each: (len(each[1].nodes), each[0])):
+        if kept := min(sharing_rule(name, rules).min_free, len(partition.nodes)):
+            yield Claim(
+                handle=f"partition {name}", user="", priority=-1, nodes=kept, demand=NO_RESOURCES, whole=True,
+                eligible=partition.nodes, standing=True,
+            )  # fmt: skip
+
+
+def share_limits(
+    nodes: Iterable[Node],
+    anchors: Mapping[str, str],
+    held: Iterable[tuple[str, Resources]],
+    partitions: Mapping[str, Partition],
+    rules: Sequence[SharingRule],
+) -> Iterator[GrowthLimit]:
+    """What the elastic jobs of each partition may have besides what they have, where that is limited.
+
+    Parameters
+    ----------
+    nodes
+        All nodes that dl2d sees.
+    anchors
+        Partitions of the tasks of each job that may be an anchor, as a comma-separated list, by handle.
+    held
+        What each task job holds, with its partition.
+    """
+    limited = {name: share for name in partitions if (share := sharing_rule(name, rules).max_share) < 1}
+    if not limited:
+        return
+    members: dict[str, list[str]] = defaultdict(list)
+    for handle, names in anchors.items():
+        for name in names.split(","):
+            members[name].append(handle)
+    taken: dict[str, list[Resources]] = defaultdict(list)
+    for name, room in held:
+        taken[name].append(room)
+    nodes = [node for node in nodes if node.state is not NodeState.DOWN]
+    for name, share in limited.items():
+        capacity = Resources.total(node.capacity for node in nodes if node.name in partitions[name].nodes)
+        has = Resources.total(taken[name])
+        left = {resource: amount * share - has.get(resource) for resource, amount in capacity.as_dict().items()}
+        reason = f"elastic jobs may hold {100 * share:g} % of partition {name}"
+        yield GrowthLimit(frozenset(members[name]), left, reason, enforced=False)
+
+
+def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
+    """What ``dl2d check`` advises where priorities say only who came first; "" for nothing, or if Slurm does not say.
+
+    ``environ`` has PATH and, perhaps, SLURM_CONF.
+    """
+    if all(rule.yields is not Yields.HIGHER_PRIORITY for rule in settings.sharing):
+        return ""
+    environment = command_environment(settings.slurm_conf, environ)
+    rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
+    try:
+        kind = configured(Commands(environment, settings.command_timeout_seconds, rate), "PriorityType")
+    except ResourceManagerError:
+        return ""
+    if kind != _PRIORITY_BASIC:
+        return ""
+    return (
+        f"PriorityType is {kind}: priorities only tell who came first, so with yield: higher-priority elastic jobs "
+        "make no room for jobs that were submitted after them; use yield: always in resource_manager.slurm.sharing"
+    )

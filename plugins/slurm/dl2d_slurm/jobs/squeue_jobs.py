@@ -1,0 +1,362 @@
+"""Jobs, and what scaling needs to know of them, from squeue."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from dl2d.core.cluster import ANCHOR, Task, parse_tag
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
+from dl2d.core.resources import Resources
+from dl2d_slurm.commands.command_output_values import count, hosts, parse_gres, resources_of, timestamp, value_or_empty
+from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
+from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
+from dl2d_slurm.jobs.observed_jobs import WATCH_FIELDS, static_job
+from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
+    WAITING_FIELDS,
+    WaitingJob,
+    each_task,
+    priority,
+    sharing_rule,
+    waiting_job,
+)
+from dl2d_slurm.jobs.slurm_states import job_state
+from dl2d_slurm.settings import SharingRule, SlurmStaticJobRule
+from dl2d_slurm.submission.partitions import task_partitions
+from dl2d_slurm.submission.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
+
+#: Names are those of ``squeue --Format``.
+JOB_FIELDS = (
+    *("JobID", "State", "SubmitTime", "exit_code", "UserName", "NodeList", "tres-alloc", "tres-per-node"),
+    *("JobArrayID", "EndTime", "RestartCnt", "Reason", *WAITING_FIELDS, *ANCHOR_FIELDS, "Comment"),
+)
+OWNER_FIELDS = (
+    *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
+    *(*REFUSED_FIELDS, OWN_OPTIONS_FIELD, "Name"),
+)
+IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName")
+#: For listings; squeue shortens the numbers of an array's tasks that wait to 64 characters unless it is told otherwise.
+LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN": "4096"}
+
+#: Generic resources that a job asked for: for each node, for each task, or in all.
+_ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
+_TERMINATED = "signal 15"
+_ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
+
+#: The clock of slurmctld may be behind the daemon's by so many seconds.
+_CLOCK_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """Parsed answer of squeue."""
+
+    jobs: tuple[RmJob, ...]
+    #: Node and room of each job that is ending and ran on one node.
+    ending: tuple[tuple[str, Resources], ...] = ()
+    #: Those of each job with a tag that runs on one node and is not suspended.
+    running: tuple[tuple[str, Resources], ...] = ()
+    #: States and reasons that no table has, each once.
+    unknown: tuple[str, ...] = ()
+    #: Records that could not be read: jobs may be missing.
+    unreadable: tuple[str, ...] = ()
+    #: Options of each job that has not ended, by the id by which its user knows it; with the partitions that its tasks
+    #: would have.
+    options: Mapping[str, AnchorOptions] = field(default_factory=dict)
+    #: The anchor's id, the partition and what it holds, of each of dl2d's tasks that holds resources.
+    tasks: tuple[tuple[str, str, Resources], ...] = ()
+    #: Jobs that wait for room, and are no tasks of dl2d.
+    waiting: tuple[WaitingJob, ...] = ()
+    #: Node and room of each task job that waits for nothing but this room, by handle.
+    waiting_tasks: Mapping[str, tuple[str, Resources]] = field(default_factory=dict)
+
+
+def watched_fields() -> tuple[str, ...]:
+    """What is asked of squeue where there are rules for static jobs (setting ``watch``)."""
+    return tuple(dict.fromkeys((*JOB_FIELDS, *WATCH_FIELDS, "Name")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A record of squeue, and what was made of it."""
+
+    record: Mapping[str, str]
+    #: With the tag that its user gave it, if it is none of dl2d's tasks.
+    job: RmJob
+    on_one_node: bool
+    #: The task that it is.
+    task: Task | None = None
+    #: Its options, if it has not ended.
+    options: AnchorOptions | None = None
+
+
+def parse_jobs(
+    text: str,
+    terminator: str,
+    *,
+    fields: Sequence[str] = JOB_FIELDS,
+    rules: Sequence[SlurmStaticJobRule] = (),
+    sharing: Sequence[SharingRule] = (),
+    partition: str = "",
+    tasks: Mapping[str, Task] = MappingProxyType({}),
+) -> Jobs:
+    """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
+
+    ``rules`` say which jobs are static jobs; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom elastic
+    jobs yield. ``partition`` is that of the settings. ``tasks`` are dl2d's live tasks by handle, or by tag where they
+    have no handle yet: they have their tags, whatever their users have made of their comments.
+    """
+    listed: list[_Listed] = []
+    unreadable: list[str] = []
+    for record in records(text, fields, terminator):
+        if isinstance(record, str) or not record["JobID"].isascii() or not record["JobID"].isdecimal():
+            unreadable.append(f"squeue: cannot read {str(record)[:200]!r}")
+        elif not record["State"] or not timestamp(record["SubmitTime"]):
+            unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
+        else:
+            listed.append(_listed(record, rules, sharing, partition, tasks))
+    jobs = tuple(_without_forged_tags(each.job for each in listed))
+    tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
+    waiting = _waiting_for_room(listed)
+    running_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
+    return Jobs(
+        jobs,
+        ending=tuple(_ending(listed)),
+        running=tuple(_running(listed)),
+        unknown=tuple(dict.fromkeys(_unknown_words(listed))),
+        unreadable=tuple(unreadable),
+        options={each.job.shown_id: each.options for each in listed if each.options is not None},
+        tasks=tuple(_held_by_tasks(listed, tagged)),
+        waiting=tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in tagged),
+        waiting_tasks=dict(_tasks_that_wait_for_room(jobs, tagged, waiting)),
+    )
+
+
+def _listed(
+    record: Mapping[str, str],
+    rules: Sequence[SlurmStaticJobRule],
+    sharing: Sequence[SharingRule],
+    partition: str,
+    tasks: Mapping[str, Task],
+) -> _Listed:
+    job, placed = parse_job(record, rules)
+    task = tasks.get(job.handle) or tasks.get(job.tag)
+    if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"])):
+        job = replace(job, tag=task.tag)
+    else:
+        task = None
+    if job.tag and job.state.holds_resources:
+        job = replace(job, held=_allocated_or_requested(record))
+    options = None
+    if not job.state.ended:
+        # Of jobs with a tag, too: an anchor's user may write one into its comment.
+        own = AnchorOptions.of(record)
+        options = replace(own, partition=task_partitions(own.partition, partition))
+        yields = sharing_rule(options.partition, sharing).yields
+        job = replace(job, priority=priority(record), yields=yields)
+    return _Listed(record, job, len(placed) == 1, task, options)
+
+
+def _ending(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
+    """``Jobs.ending``. While files of an ended job are staged out of a burst buffer, others have its nodes already."""
+    for each in listed:
+        if each.job.state is RmJobState.ENDING and each.on_one_node and each.record["State"] != "STAGE_OUT":
+            yield each.job.node, _allocated_or_requested(each.record)
+
+
+def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
+    """``Jobs.running``."""
+    for each in listed:
+        runs = each.job.state is RmJobState.RUNNING and each.record["State"] != "SUSPENDED"
+        if runs and each.on_one_node and each.job.tag:
+            yield each.job.node, _allocated_or_requested(each.record)
+
+
+def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
+    """``Jobs.unknown``."""
+    for each in listed:
+        job, state, reason = each.job, each.record["State"], each.record["Reason"]
+        if not job_state(state, placed=each.on_one_node)[1]:
+            yield f"squeue: unknown job state {state[:60]!r}, taken as {job.state}"
+        if job.state is RmJobState.PENDING and waiting_reason(reason) is None:
+            taken = "nothing is concluded from it" if site_limit(reason) is None else "taken as a limit"
+            yield f"squeue: unknown reason {_first_words(reason)!r} of jobs that wait; {taken}"
+
+
+def _held_by_tasks(listed: Iterable[_Listed], tagged: Collection[str]) -> Iterator[tuple[str, str, Resources]]:
+    """``Jobs.tasks``."""
+    for each in listed:
+        if each.task is not None and each.job.state.holds_resources and each.job.handle in tagged:
+            yield each.task.job.id, each.record["Partition"], each.job.held
+
+
+def _waiting_for_room(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
+    """Jobs that wait for room, by JobID and JobArrayID: waiting tasks of an array share a JobID."""
+    waiting: dict[tuple[str, str], WaitingJob] = {}
+    for each in listed:
+        if each.job.state is RmJobState.PENDING:
+            found = waiting_job(each.record, _allocated_or_requested(each.record), each.job.shown_id)
+            if found is not None:
+                waiting[each.job.handle, each.record["JobArrayID"]] = found
+    return waiting
+
+
+def _tasks_that_wait_for_room(
+    jobs: Iterable[RmJob], tagged: Collection[str], waiting: Mapping[tuple[str, str], WaitingJob]
+) -> Iterator[tuple[str, tuple[str, Resources]]]:
+    """``Jobs.waiting_tasks``."""
+    for job in jobs:
+        found = waiting.get((job.handle, job.handle))
+        if job.handle in tagged and job.reason == "Resources" and found is not None:
+            yield from ((job.handle, (node, found.claim.demand)) for node in hosts(found.required))
+
+
+def _first_words(text: str) -> str:
+    """What of a reason may be shown to everybody: sentences may name files or other jobs behind it."""
+    return " ".join(text.split()[:3])[:60]
+
+
+def _is_task(job: RmJob, task: Task, required: str) -> bool:
+    """Whether a job with the handle of a task, or with the tag of one that has no handle yet, is this task.
+
+    A slurmctld that ended before it had saved its state gives ids again. So a job that was never listed as the task,
+    and whose comment says nothing, is the task only if it requires (``--nodelist``) the node that the task was given.
+    The clock of slurmctld, by which jobs are submitted, may be behind the daemon's.
+    """
+    if task.submitted:
+        return job.submitted == task.submitted
+    if job.tag:
+        return job.tag == task.tag
+    return job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and required == task.node
+
+
+def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
+    """The job of one record, and the nodes that it has or had."""
+    placed = hosts(value_or_empty(record["NodeList"]))
+    state, _ = job_state(record["State"], placed=bool(placed))
+    if state is RmJobState.FAILED and _exit(record["exit_code"]) == _TERMINATED:
+        # Ended by SIGTERM: cancelled by dl2d, the user or an administrator.
+        state = RmJobState.CANCELLED
+    # Slurm gives a waiting job the start time that it plans, and one that was cancelled before it started a false one.
+    started = timestamp(record["StartTime"]) if rules and placed and state is not RmJobState.PENDING else 0
+    job = RmJob(
+        handle=record["JobID"],
+        state=state,
+        tag=_tag(record),
+        user=record["UserName"],
+        node=placed[0] if placed else "",
+        reason=_reason(record, state),
+        submitted=timestamp(record["SubmitTime"]),
+        requeues=count(record.get("RestartCnt", "")) or 0,
+        ended=float(timestamp(record["EndTime"])) if state.ended else 0.0,
+        time_limit_at=float(timestamp(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
+        array_id=array_id(record),
+        node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
+        any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
+        static=static_job(record, _allocated_or_requested(record), rules, started) if rules else None,
+    )
+    return job, placed
+
+
+def array_id(record: Mapping[str, str]) -> str:
+    """Id of a task of a job array for users (``12_3``); empty for other jobs."""
+    return record["JobArrayID"] if _ARRAY_TASK.fullmatch(record["JobArrayID"]) else ""
+
+
+def _allocated_or_requested(record: Mapping[str, str]) -> Resources:
+    """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
+    return _room(
+        record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
+    )
+
+
+# Most jobs of a listing hold the same as others.
+@lru_cache(16_384)
+def _room(allocated: str, *asked: tuple[str, str]) -> Resources:
+    cpus, memory = "0", "0"
+    gres: dict[str, int] = {}
+    for entry in allocated.split(","):
+        name, _, amount = entry.partition("=")
+        if name == "cpu":
+            cpus = amount
+        elif name == "mem":
+            memory = amount
+        elif name.startswith("gres/") and (number := count(amount)) is not None:
+            gres[name.removeprefix("gres/")] = number
+    mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
+    return resources_of(cpus, str(mebibytes // 1024**2), gres or _asked(asked))
+
+
+def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Generic resources that a job asked for, from pairs of these and how often they were asked for."""
+    amounts: dict[str, int] = {}
+    for text, number in texts:
+        times = count(number) or 1
+        for name, amount in parse_gres(value_or_empty(text)).items():
+            amounts[name] = amounts.get(name, 0) + amount * times
+    return amounts
+
+
+def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
+    """The jobs; anyone may write any comment on their own job, so a tag counts only on jobs of the anchor's owner."""
+    jobs = tuple(jobs)
+    users = {job.shown_id: job.user for job in jobs}
+    for job in jobs:
+        tag = parse_tag(job.tag)
+        forged = tag is not None and users.get(tag[0].id, job.user) != job.user
+        yield replace(job, tag="") if forged else job
+
+
+def _reason(record: Mapping[str, str], state: RmJobState) -> str:
+    reason = value_or_empty(record["Reason"])
+    if not state.ended:
+        return reason
+    if state is RmJobState.DONE:
+        return ""
+    said = record["State"] if not reason else f"{record['State']} ({reason})"
+    how = _exit(record["exit_code"])
+    return f"{said}, {how}" if how else said
+
+
+def _exit(code: str) -> str:
+    """How a batch script ended, from a wait status (``768``) or ``status:signal``; "" where there is nothing to say."""
+    status, colon, number = code.partition(":")
+    try:
+        if colon:
+            ended, by_signal = int(status), int(number)
+        else:
+            plain = os.waitstatus_to_exitcode(int(status))
+            ended, by_signal = max(plain, 0), max(-plain, 0)
+    except (ValueError, OverflowError):
+        return ""
+    if by_signal:
+        return f"signal {by_signal}"
+    return f"exit status {ended}" if ended else ""
+
+
+def identities(found: Iterable[Mapping[str, str]]) -> dict[RmIdentity, str]:
+    """Ids that scancel takes for one job alone, by the jobs' identities without tags, from records.
+
+    Users may change the tag at any time (``scontrol update comment=``), and the rest of an identity is unique. The last
+    task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
+    """
+    return {
+        RmIdentity(record["JobID"], timestamp(record["SubmitTime"]), record["UserName"], ""): (
+            array_id(record) or record["JobID"]
+        )
+        for record in found
+    }
+
+
+def _tag(record: Mapping[str, str]) -> str:
+    """The tag of a task in a job's comment. dl2d starts no anchors here, so that none has a tag."""
+    comment = value_or_empty(record["Comment"])
+    tag = parse_tag(comment)
+    return comment if tag is not None and tag[1] != ANCHOR else ""

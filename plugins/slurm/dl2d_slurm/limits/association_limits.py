@@ -1,0 +1,299 @@
+"""Limits of associations and qualities of service on what their running jobs have together, as slurmctld knows them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from dl2d.core.backoff_after_failed_starts import doubled
+from dl2d.core.errors import ResourceManagerError
+from dl2d.core.resource_manager import GrowthLimit
+from dl2d.core.resources import Resources
+from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.jobs.squeue_jobs import Jobs
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
+
+log = structlog.get_logger(__name__)
+
+#: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
+_ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
+#: At sites with thousands of users the answer has megabytes.
+_ASK_SECONDS: Final = 60.0
+#: After each failure in a row the time to the next question is doubled, up to this.
+_MAX_ASK_SECONDS: Final = 3600.0
+#: After so many the daemon's health says how old the limits are.
+_MIN_FAILURES_REPORTED: Final = 2
+#: How long a listing waits for the answer.
+_ANSWER_SECONDS: Final = 10.0
+
+#: User and his id in the record of an association, both empty in that of an account.
+_USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
+_FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|GrpJobs|GrpTRES|MaxJobs)=(\S*)")
+#: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
+_EACH = re.compile(r"(\S+)=\{([^}]*)\}")
+_OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxTRES)P([AU])=(\S*)")
+#: A limit, and how much of it is in use.
+_LIMIT = re.compile(r"(\d{1,15})\((\d{1,15})\)")
+
+
+@dataclass(frozen=True, slots=True)
+class AssociationLimit:
+    """One limit, and the jobs for which it holds."""
+
+    #: For users: ``MaxTRESPerUser of QOS small for user alice``.
+    title: str
+    #: Amounts that may be in use, and that are, by resource; ``jobs`` is the number of running jobs.
+    amounts: Mapping[str, float] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
+    #: It holds for jobs of all that are given here.
+    qos: str = ""
+    accounts: frozenset[str] = frozenset()
+    user: str = ""
+    partition: str = ""
+    #: Partitions in which the user has an association of its own in the account.
+    other_partitions: frozenset[str] = frozenset()
+
+    def holds_for(self, options: AnchorOptions, user: str) -> bool:
+        """Whether it limits the tasks of an anchor with these options of this user."""
+        partitions = options.partition.split(",")
+        return (
+            self.qos in ("", options.qos)
+            and (not self.accounts or options.account in self.accounts)
+            and self.user in ("", user)
+            and (not self.partition or self.partition in partitions)
+            and not self.other_partitions.issuperset(partitions)
+        )
+
+    def counts(self, partition: str) -> bool:
+        """Whether a task job in this partition, of an anchor for which it holds, counts."""
+        return self.partition in ("", partition) and partition not in self.other_partitions
+
+
+def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[AssociationLimit, ...]:
+    """Read the answer of ``scontrol show assoc_mgr``; lines that are no record are left out.
+
+    Of limits of single users, only those of the ``wanted`` ones are read where these are given: a site may have
+    records of 100,000 users, of whom some have jobs.
+    """
+    lines = text.split("\n")
+    users: dict[str, str] = {}
+    chosen = []
+    for line in lines:
+        if match := _USER.match(line):
+            user, uid = match.groups()
+            if uid:
+                users[uid] = user
+            if not user or wanted is None or user in wanted:
+                chosen.append(_fields(line))
+    associations = [fields for fields in chosen if fields.keys() >= {"Account", "UserName"}]
+    children: defaultdict[str, list[str]] = defaultdict(list)
+    partitions: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for fields in associations:
+        if not fields["UserName"]:
+            children[fields.get("ParentAccount", "").partition("(")[0]].append(fields["Account"])
+        elif fields.get("Partition"):
+            partitions[fields["UserName"], fields["Account"]].add(fields["Partition"])
+    found = [
+        _with_scope(limit, fields, children, partitions) for fields in associations for limit in _of_association(fields)
+    ]
+    for line in lines:
+        if line.startswith("QOS="):
+            found += _of_qos(_fields(line), line, users, wanted)
+    return tuple(found)
+
+
+def _fields(line: str) -> dict[str, str]:
+    # Of a field that a line has twice the first counts: what follows may be a comment.
+    return dict(reversed(_FIELD.findall(line)))
+
+
+def _with_scope(
+    limit: AssociationLimit,
+    fields: Mapping[str, str],
+    children: Mapping[str, Sequence[str]],
+    partitions: Mapping[tuple[str, str], Collection[str]],
+) -> AssociationLimit:
+    """The limit of an association; that of an account holds in those below it, too.
+
+    That of a user does not hold in partitions in which the user has another association in the account.
+    """
+    if not limit.user:
+        return replace(limit, accounts=_below(fields["Account"], children))
+    if limit.partition:
+        return limit
+    return replace(limit, other_partitions=frozenset(partitions.get((fields["UserName"], fields["Account"]), ())))
+
+
+def _below(account: str, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """An account and all accounts below it."""
+    found, new = {account}, [account]
+    while new:
+        new = [child for parent in new for child in children.get(parent, ()) if child not in found]
+        found.update(new)
+    return frozenset(found)
+
+
+def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
+    user, account = fields["UserName"].partition("(")[0], fields["Account"]
+    scope = AssociationLimit(
+        f"user {user} in account {account}" if user else f"account {account}",
+        accounts=frozenset((account,)), user=user, partition=fields.get("Partition", ""),
+    )  # fmt: skip
+    # MaxJobs of an account holds for each user, and users' own records repeat it.
+    for name in ("GrpTRES", "GrpJobs", *(("MaxJobs",) if user else ())):
+        yield from _limits(name, fields.get(name, ""), scope)
+
+
+def _of_qos(
+    fields: Mapping[str, str], line: str, users: Mapping[str, str], wanted: Collection[str] | None
+) -> Iterator[AssociationLimit]:
+    qos = fields["QOS"].partition("(")[0]
+    scope = AssociationLimit(f"QOS {qos}", qos=qos)
+    for name in ("GrpTRES", "GrpJobs"):
+        yield from _limits(name, fields.get(name, ""), scope)
+    _, _, tail = line.partition(" Account Limits=")
+    for whose, limits in _EACH.findall(tail):
+        name_or_uid, _, _ = whose.partition("(")
+        # Releases before 23 have the number of a user alone.
+        user = users.get(name_or_uid, name_or_uid)
+        if wanted is not None and "PU=" in limits and user not in wanted:
+            continue
+        for kind, each, text in _OF_EACH.findall(limits):
+            if each == "A":
+                own = replace(scope, title=f"QOS {qos} for account {whose}", accounts=frozenset((whose,)))
+                yield from _limits(f"{kind}PerAccount", text, own)
+            else:
+                own = replace(scope, title=f"QOS {qos} for user {user}", user=user)
+                yield from _limits(f"{kind}PerUser", text, own)
+
+
+def _limits(name: str, text: str, scope: AssociationLimit) -> Iterator[AssociationLimit]:
+    """The limit of a field, if one is set: ``cpu=6(4),mem=N(400)``, or ``5(2)`` for jobs."""
+    parts = [part.rpartition("=") for part in text.split(",")]
+    found = {
+        resource: (float(match[1]), float(match[2]))
+        for kind, _, value in parts
+        if (match := _LIMIT.fullmatch(value)) and (resource := _resource(kind))
+    }
+    if found:
+        amounts = {resource: most for resource, (most, _) in found.items()}
+        used = {resource: in_use for resource, (_, in_use) in found.items()}
+        yield replace(scope, title=f"{name} of {scope.title}", amounts=amounts, used=used)
+
+
+def _resource(kind: str) -> str:
+    """dl2d's name of a kind of TRES; "" for kinds that it does not count, ``jobs`` where it is the number of jobs."""
+    if kind.startswith("gres/"):
+        return kind.removeprefix("gres/").lower()
+    return {"": "jobs", "cpu": "cpu", "mem": "memory"}.get(kind, "")
+
+
+class AssociationLimits:
+    """The limits that hold for elastic jobs, asked for once a minute; more rarely where Slurm does not tell."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        #: By the user for whom they hold; "" for those that hold for several.
+        self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
+        self._asked = -math.inf
+        #: Failures in a row, and when Slurm answered last.
+        self._failures = 0
+        self._answered_at: float | None = None
+
+    def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
+        """What the limits leave to elastic jobs besides their tasks that run.
+
+        ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them.
+        """
+        anchors = _Anchors(jobs)
+        if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
+            self._asked = now
+            self._ask(anchors, now)
+        for user in ("", *anchors.users):
+            for limit in self._limits.get(user, ()):
+                if not (ids := anchors.of(limit)):
+                    continue
+                held = anchors.held(ids, limit)
+                left = {name: most - limit.used[name] - held.get(name, 0.0) for name, most in limit.amounts.items()}
+                if left.pop("jobs", 1.0) <= 0:
+                    left = dict.fromkeys(resources, 0.0)
+                if left:
+                    least = {name: max(0.0, amount) for name, amount in left.items()}
+                    yield GrowthLimit(anchors.handles(ids), least, f"Slurm's limit {limit.title}")
+
+    def outdated(self, now: float) -> tuple[str, ...]:
+        """That the limits are old, where Slurm has not told them twice in a row."""
+        if self._failures < _MIN_FAILURES_REPORTED:
+            return ()
+        age = "not known" if self._answered_at is None else f"{(now - self._answered_at) / 60:.0f} minutes old"
+        return (f"Slurm's limits of associations and QOS are {age}: scontrol show assoc_mgr fails; the log says why",)
+
+    def _ask(self, anchors: _Anchors, now: float) -> None:
+        """Ask for the limits, which stay as they were where Slurm does not tell."""
+        try:
+            answer = self._commands.run(*_ASK, seconds=_ANSWER_SECONDS)
+            said = "" if answer.status == 0 else answer.stderr.strip() or f"exit status {answer.status}"
+        except ResourceManagerError as error:
+            said = str(error)
+        if said:
+            self._failures += 1
+            log.warning("limits of associations and QOS stay as they were", said=said[:200])
+            return
+        limits = defaultdict(list)
+        for limit in parse_limits(answer.stdout, anchors.users):
+            # With what others than the tasks of elastic jobs use, by a listing of the same time.
+            held = anchors.held(anchors.of(limit), limit)
+            used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
+            limits[limit.user].append(replace(limit, used=used))
+        self._limits, self._failures, self._answered_at = limits, 0, now
+
+
+class _Anchors:
+    """Jobs of a listing that may be anchors, by user and the options that say which limits hold for them."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._ids: dict[str, dict[AnchorOptions, list[str]]] = {}
+        self._handles: dict[str, str] = {}
+        for job in jobs.jobs:
+            anchor = job.shown_id
+            if anchor not in jobs.options:
+                continue
+            given = jobs.options[anchor]
+            scope = AnchorOptions(partition=given.partition, account=given.account, qos=given.qos)
+            self._ids.setdefault(job.user, {}).setdefault(scope, []).append(anchor)
+            self._handles[anchor] = job.handle
+        self._tasks: defaultdict[str, list[tuple[str, Resources]]] = defaultdict(list)
+        for anchor, partition, room in jobs.tasks:
+            self._tasks[anchor].append((partition, room))
+
+    @property
+    def users(self) -> Collection[str]:
+        """Names of their users."""
+        return self._ids.keys()
+
+    def of(self, limit: AssociationLimit) -> list[str]:
+        """Ids, as users know them, of those for which a limit holds."""
+        users = (limit.user,) if limit.user else self._ids
+        return [
+            anchor
+            for user in users
+            for scope, ids in self._ids.get(user, {}).items()
+            if limit.holds_for(scope, user)
+            for anchor in ids
+        ]
+
+    def handles(self, ids: Iterable[str]) -> frozenset[str]:
+        """Handles of anchors."""
+        return frozenset(self._handles[anchor] for anchor in ids)
+
+    def held(self, ids: Iterable[str], limit: AssociationLimit) -> dict[str, float]:
+        """What the running tasks of anchors that count for a limit hold together."""
+        tasks = (task for anchor in ids if anchor in self._tasks for task in self._tasks[anchor])
+        rooms = [room for partition, room in tasks if limit.counts(partition)]
+        return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}

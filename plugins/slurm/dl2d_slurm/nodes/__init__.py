@@ -1,0 +1,3 @@
+"""Nodes as sinfo lists them, and on which of them a job may run."""
+
+from __future__ import annotations

@@ -1,0 +1,129 @@
+"""Reservations: which nodes they keep for their own jobs, and when."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+from msgspec import structs
+
+from dl2d.core.cluster import Node, NodeState
+from dl2d.core.errors import ResourceManagerError
+from dl2d.core.resource_manager import Claim
+from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.commands.command_output_values import MAX_ADMIN_LIST, count, hosts, timestamp, value_or_empty
+from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS
+from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.nodes.sinfo_nodes import Nodes
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
+
+log = structlog.get_logger(__name__)
+
+#: How long before a reservation begins elastic jobs leave its nodes.
+LEAD_SECONDS = 600.0
+#: How often reservations are asked for while there are none.
+RESERVATIONS_SECONDS = 60.0
+_FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES)=(\S*)")
+_CPUS = re.compile(r"(?:^|,)cpu=([^,]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation of whole nodes."""
+
+    name: str
+    nodes: frozenset[str]
+    #: When it begins and ends, seconds since 1970.
+    start: int
+    end: int
+    #: Its jobs may use other nodes as well.
+    flexible: bool = False
+
+    def active(self, at: float) -> bool:
+        """Whether its own jobs may start at this time."""
+        return self.start <= at < self.end
+
+    def keeps_out(self, start: float, end: float) -> bool:
+        """Whether a job of this time that is not in the reservation may not use its nodes."""
+        return start < self.end and self.start < end
+
+
+class KnownReservations:
+    """The reservations: asked for with each listing while there are any, else once a minute."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._known: Sequence[Reservation] = ()
+        self._asked = -math.inf
+
+    def at(self, now: float, capacities: Mapping[str, Resources]) -> Sequence[Reservation]:
+        """The reservations as they are known at ``now``, seconds since 1970, given each node's capacity."""
+        if not self._known and 0 <= now - self._asked < RESERVATIONS_SECONDS:
+            return self._known
+        try:
+            asked = ("scontrol", "--oneliner", "show", "reservation")
+            answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
+            if answer.status != 0:
+                raise failure("scontrol show reservation failed", answer)
+        except ResourceManagerError as error:
+            log.warning("reservations stay those of the last answer", error=str(error))
+        else:
+            cpus = {name: capacity.get("cpu") for name, capacity in capacities.items()}
+            self._known, self._asked = parse_reservations(answer.stdout, cpus), now
+        return self._known
+
+
+def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservation, ...]:
+    """Read the answer of ``scontrol --oneliner show reservation``; ``cpus`` are those of each node.
+
+    Left out are those that keep nobody from using a node: of some of the CPUs of their nodes, of licences alone, and
+    those that take in jobs that did not ask for them.
+    """
+    return tuple(_parsed(text.splitlines(), cpus))
+
+
+def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reservation]:
+    for line in lines:
+        fields = dict(_FIELD.findall(line))
+        nodes = frozenset(hosts(value_or_empty(fields.get("Nodes", "")), MAX_ADMIN_LIST))
+        flags = fields.get("Flags", "").split(",")
+        reserved = _CPUS.search(fields.get("TRES", ""))
+        whole = reserved is None or (count(reserved[1]) or 0) >= sum(cpus.get(node, 0) for node in nodes)
+        if fields.get("ReservationName") and nodes and whole and "MAGNETIC" not in flags:
+            yield Reservation(
+                fields["ReservationName"], nodes, timestamp(fields.get("StartTime", "")),
+                timestamp(fields.get("EndTime", "")), flexible="FLEX" in flags,
+            )  # fmt: skip
+
+
+def with_reserved(
+    nodes: Nodes, reservations: Iterable[Reservation], jobs: Iterable[AnchorOptions], at: float
+) -> tuple[Node, ...]:
+    """The nodes, of which those that are idle and reserved for one of these jobs take tasks."""
+    names = {name for job in jobs for name in job.reservations}
+    usable = {node for each in reservations if each.name in names and each.active(at) for node in each.nodes}
+    return tuple(
+        structs.replace(node, state=NodeState.UP, remark="") if node.name in usable & nodes.reserved else node
+        for node in nodes.nodes
+    )
+
+
+def reservation_claims(
+    reservations: Iterable[Reservation], jobs: Mapping[str, AnchorOptions], at: float
+) -> Iterator[Claim]:
+    """A standing claim for the nodes of each reservation that has begun or begins soon, so that they are empty in time.
+
+    ``jobs`` are options of anchors by handle: tasks of a job in a reservation that has begun stay, and in a flexible
+    one also before.
+    """
+    for each in reservations:
+        if at < each.end and each.start <= at + LEAD_SECONDS:
+            members = frozenset(handle for handle, options in jobs.items() if each.name in options.reservations)
+            yield Claim(
+                handle=f"reservation {each.name}", user="", priority=-1, nodes=len(each.nodes), demand=NO_RESOURCES,
+                whole=True, eligible=each.nodes, required=each.nodes, standing=True,
+                members=members if each.flexible or each.active(at) else None,
+            )  # fmt: skip

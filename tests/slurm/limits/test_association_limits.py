@@ -1,0 +1,182 @@
+"""Limits of associations and qualities of service, and what they leave to elastic jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_fakes import Clock, FakeSlurm, context_of, job_row, live_task
+
+from dl2d.core.errors import Unavailable
+from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.daemon.health_and_metrics import Health
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_state import TickState
+from dl2d_slurm.commands.commands import Answer, Commands
+from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.squeue_jobs import Jobs
+from dl2d_slurm.limits.association_limits import AssociationLimits, parse_limits
+from dl2d_slurm.manager import SlurmManager
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
+
+Managers = Callable[..., SlurmManager]
+#: Answers of real Slurms with two running jobs of root in QOS small.
+RECORDED = Path(__file__).parents[1] / "recorded"
+ASSOCIATION = "ClusterName=c Account={} UserName={} Partition={} ParentAccount={} GrpJobs={} GrpTRES={} MaxJobs={}\n"
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_limits_of_real_slurms(release: str) -> None:
+    limits = parse_limits((RECORDED / f"assoc_mgr-{release}.txt").read_text())
+    assert {limit.title: (dict(limit.amounts), dict(limit.used)) for limit in limits} == {
+        "MaxJobs of user root in account root": ({"jobs": 7}, {"jobs": 2}),
+        "GrpTRES of account phys": ({"cpu": 10}, {"cpu": 0}),
+        "MaxJobs of user root in account phys": ({"jobs": 7}, {"jobs": 0}),
+        "GrpTRES of QOS small": ({"cpu": 6, "gpu": 3}, {"cpu": 4, "gpu": 0}),
+        "MaxTRESPerAccount of QOS small for account root": ({"cpu": 5}, {"cpu": 4}),
+        "MaxTRESPerUser of QOS small for user root": ({"cpu": 4}, {"cpu": 4}),
+        "MaxJobsPerUser of QOS small for user root": ({"jobs": 5}, {"jobs": 2}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs"),
+    [
+        (ASSOCIATION.format("a", "", "", "root(1)", "N(0)", "cpu=4(0)", "3(0)"), {"alice a p", "bob a p", "bob a q"}),
+        (
+            ASSOCIATION.format("b", "", "", "a(2)", "N(0)", "cpu=N(0)", "")
+            + ASSOCIATION.format("a", "", "", "root(1)", "N(0)", "cpu=4(0)", ""),
+            {"alice a p", "bob a p", "bob a q", "alice b p"},
+        ),
+        (ASSOCIATION.format("a", "bob(7)", "", "", "5(0)", "cpu=N(0)", ""), {"bob a p", "bob a q"}),
+        (ASSOCIATION.format("a", "bob(7)", "q", "", "5(0)", "cpu=N(0)", ""), {"bob a q"}),
+        (
+            ASSOCIATION.format("a", "bob(7)", "", "", "5(0)", "cpu=N(0)", "")
+            + ASSOCIATION.format("a", "bob(7)", "q", "", "N(0)", "cpu=N(0)", ""),
+            {"bob a p"},  # in the other partition the association for that holds alone
+        ),
+        ("QOS=high(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", {"eve c p"}),
+        ("QOS=high(3) Account Limits= c={MaxTRESPA=cpu=4(1)} User Limits= 8={MaxTRESPU=cpu=N(1)}\n", {"eve c p"}),
+        ("QOS=low(3) GrpTRES=mem=4(1) Account Limits=No Accounts User Limits=No Users\n", set()),
+        ("cpu=4(1)\nAccount=a GrpTRES=cpu=4(1)\nClusterName=c Account=a UserName= Comment= GrpTRES=cpu=x(1)\n", set()),
+    ],
+)
+def test_for_which_jobs_a_limit_holds(text: str, jobs: set[str]) -> None:
+    qos = {"eve": "high"}
+    users = ("alice a p", "bob a p", "bob a q", "alice b p", "eve c p")
+    found = set()
+    for limit in parse_limits(text):
+        for each in users:
+            user, account, partition = each.split()
+            options = AnchorOptions(account=account, partition=partition, qos=qos.get(user, "normal"))
+            found |= {each} if limit.holds_for(options, user) else set()
+    assert found == jobs
+
+
+@pytest.mark.parametrize(("setting", "left"), [("", None), ("gpu", 6), ("gpu,small", 6), ("small", None)])
+def test_limits_in_a_partition_hold_for_jobs_whose_tasks_run_there(
+    slurm: FakeSlurm, manager_on: Managers, setting: str, left: float | None
+) -> None:
+    """Of 9 CPUs, others use 2 and a task in the partition 1; another task runs elsewhere."""
+    tasks = [live_task(str(number), f"dl2:fake.7.9:worker-{number}") for number in (20, 21)]
+    rows = [job_row(20, Comment=tasks[0].tag), job_row(21, Comment=tasks[1].tag, Partition="small")]
+    slurm.answer("squeue", rows=[job_row(7, Partition="cpu", Account="a"), *rows])
+    slurm.answer("scontrol", stdout=ASSOCIATION.format("a", "alice(7)", "gpu", "", "N(0)", "cpu=9(3)", ""))
+    limits = manager_on(partition=setting).listing(tasks=tasks).growth_limits
+    assert [limit.left["cpu"] for limit in limits] == ([] if left is None else [left])
+
+
+def test_limits_of_tasks_of_a_job_array_name_their_handles(slurm: FakeSlurm, manager_on: Managers) -> None:
+    array = [job_row(8 + task, JobArrayID=f"8_{task}", QOS="high") for task in (0, 1)]
+    slurm.answer("squeue", rows=[*array, job_row(20, QOS="high", Comment="dl2:fake.8_1.9:worker-1")])
+    slurm.answer("scontrol", stdout="QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n")
+    shares = [{"partition": "gpu", "max_share": 0.5}]
+    task = live_task("20", "dl2:fake.8_1.9:worker-1")
+    for limit in manager_on(sharing=shares).listing(tasks=[task]).growth_limits:
+        assert limit.anchors == {"8", "9", "20"}, limit
+
+
+def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
+    answers: list[Answer | Exception] = [
+        Answer(0, "QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n", ""),
+        Unavailable("scontrol did not answer within 10 s"),
+    ]
+
+    class Silent(Commands):
+        def run(self, *argv: str, **options: Any) -> Answer:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    limits = AssociationLimits(Silent({}, 10.0, RpcRate(1000, lambda: 0.0)))
+    jobs = Jobs((RmJob(handle="1", state=RmJobState.RUNNING, user="alice"),), options={"1": AnchorOptions(qos="high")})
+    first, second = (list(limits.growth_limits(jobs, ["cpu"], now)) for now in (0.0, 61.0))
+    assert first == second
+    assert [limit.left for limit in first] == [{"cpu": 6.0}]
+    assert answers == []
+
+
+def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -> None:
+    asked: list[int] = []
+
+    class Slow(Commands):
+        def run(self, *argv: str, **options: Any) -> Answer:
+            asked.append(minute)
+            if 2 <= minute < 400:
+                raise Unavailable("scontrol did not answer within 10 s")
+            return Answer(0, "", "")
+
+    limits = AssociationLimits(Slow({}, 10.0, RpcRate(1000, lambda: 0.0)))
+    for minute in range(430):
+        list(limits.growth_limits(Jobs(()), ["cpu"], 60.0 * minute))
+    assert asked[:15] == [0, 1, 2, 3, 5, 9, 17, 33, 65, 125, 185, 245, 305, 365, 425]
+    assert asked[15:] == [426, 427, 428, 429]
+
+
+def test_health_says_how_old_the_limits_are(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(1)])
+    context, state, health = context_of(manager_on(), SqlStore("sqlite://")), TickState(), Health(clock.timer)
+    said = []
+    for _ in range(4):
+        clock.now += 90
+        state, report = tick(context, state)
+        health.completed(report)
+        said.append(health.status().problems)
+        slurm.answer("scontrol", status=1, stderr="slurm_load_assoc_mgr_info error: Unexpected message received\n")
+    text = "Slurm's limits of associations and QOS are 3 minutes old: scontrol show assoc_mgr fails; the log says why"
+    assert said[:3] == [(), (), (text,)]
+    assert "4 minutes old" in said[3][0]
+
+
+def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    own = {"QOS": "high", "Account": "ml"}
+    task = {**own, "Comment": "dl2:fake.1.9:worker-1", "tres-alloc": "cpu=2,mem=1G"}
+    other = {"QOS": "normal", "Account": "ml", "UserName": "bob"}
+    line = "QOS=high(3) GrpTRES=cpu={},mem=N(9) Account Limits=No Accounts User Limits= 9={{MaxJobsPU={}}}\n"
+    user = ASSOCIATION.format("ml", "alice(9)", "", "", "N(1)", "cpu=N(0)", "")
+    manager = manager_on(poll_floor_seconds=0)
+    seen = []
+    # 10 CPUs, of which 5 are in use: 2 by the task, 3 by others
+    slurm.answer("scontrol", stdout=user + line.format("10(5)", "3(2)"))
+    for rows in ((2,), (2, 3), (2, 3, 4)):
+        slurm.answer("squeue", rows=[job_row(1, **own), job_row(9, **other), *(job_row(each, **task) for each in rows)])
+        limits = manager.listing(tasks=[live_task(str(each), "dl2:fake.1.9:worker-1") for each in rows]).growth_limits
+        assert all("1" in limit.anchors and "9" not in limit.anchors for limit in limits)
+        seen.append({limit.reason: limit.left for limit in limits})
+        clock.now += 15
+    title = "Slurm's limit GrpTRES of QOS high"
+    jobs = "Slurm's limit MaxJobsPerUser of QOS high for user alice"
+    none = {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}
+    assert seen == [{title: {"cpu": 5.0}}, {title: {"cpu": 3.0}, jobs: none}, {title: {"cpu": 1.0}, jobs: none}]
+    clock.now += 60
+    slurm.answer("scontrol", status=1, stderr="slurm_load_assoc_mgr_info error: Access denied\n")
+    assert {limit.reason: limit.left for limit in manager.listing().growth_limits} == seen[-1]
+    clock.now += 60
+    slurm.answer("scontrol", stdout=user + line.format("N(5)", "N(2)"))
+    assert manager.listing().growth_limits == ()
