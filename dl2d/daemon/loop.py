@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,21 +17,13 @@ from types import FrameType, TracebackType
 
 import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
-from dl2d.core.resource_manager import (
-    AccountingManager,
-    ContainerManager,
-    RateLimitedManager,
-    ResourceManager,
-    RmJob,
-    TaskSpec,
-)
+from dl2d.core.resource_manager import RateLimitedManager, ResourceManager, TaskSpec
 from dl2d.daemon.address_file import write_address
 from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
@@ -53,7 +45,8 @@ from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning
 from dl2d.daemon.policy_versions.canary_run import JUDGE_SECONDS, CanaryRun
-from dl2d.daemon.policy_versions.learner_supervisor import FIRST_LEARNING_SECONDS, Learner
+from dl2d.daemon.policy_versions.learner_supervisor import Learner
+from dl2d.daemon.policy_versions.learning_schedule import LEARNING_EXECUTOR, schedule_learning
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
@@ -73,7 +66,7 @@ from pslite.launch.daemon_address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()
 
-_TICK, _LEARN, _PRUNE = "tick", "learn", "prune"
+_TICK, _PRUNE = "tick", "prune"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
@@ -260,7 +253,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         scheduler = BackgroundScheduler(
             executors={
                 "default": {"type": "threadpool", "max_workers": 1},
-                _LEARN: {"type": "threadpool", "max_workers": 1},
+                LEARNING_EXECUTOR: {"type": "threadpool", "max_workers": 1},
                 _PRUNE: {"type": "threadpool", "max_workers": 1},
             },
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -270,7 +263,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._server.start(create_api(self._services))
             self._tick_first()
             scheduler.add_job(self.tick, "interval", seconds=self._settings.schedule.poll_seconds, id=_TICK)
-            self._schedule_learning(scheduler, self._settings)
+            schedule_learning(scheduler, self._settings, self._learner, self._clock())
             pruning = (self._store, self._settings.store.keep, self._recorded_time, self._stop)
             # First at the start, for a daemon that is always restarted before the interval is over.
             now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
@@ -457,33 +450,6 @@ class Daemon(AbstractContextManager["Daemon"]):
             deciders = replace(self._context.deciders, policy=policy)
             self._context = self._canary.applied(replace(self._context, deciders=deciders))
 
-    def _schedule_learning(self, scheduler: BackgroundScheduler, settings: Settings) -> None:
-        learning = settings.learning
-        if scheduler.get_job(_LEARN) is not None:
-            scheduler.remove_job(_LEARN)
-        if not learning.enabled:
-            self._learner.stop("learning was switched off")
-            return
-        timing: dict[str, object]
-        if learning.at:
-            hour, _, minute = learning.at.partition(":")
-            timing = {"trigger": CronTrigger(hour=int(hour), minute=int(minute))}  # local time, also when clocks change
-        else:
-            seconds = 3600 * learning.every_hours
-            first = datetime.fromtimestamp(self._next_learning(seconds), tz=UTC)
-            timing = {"trigger": IntervalTrigger(seconds=seconds), "next_run_time": first}
-        arguments = (settings.policy.name, 60 * learning.limit_minutes)
-        scheduler.add_job(self._learner.start, args=arguments, id=_LEARN, executor=_LEARN, **timing)
-
-    def _next_learning(self, seconds: float) -> float:
-        """When to learn next: so many seconds after the last time, and not in the first minute. Seconds since 1970."""
-        now = self._clock()
-        try:
-            last = max((run.started_at for run in self._store.registry.runs(limit=1)), default=now)
-        except Dl2dError:
-            last = now
-        return max(last + seconds, now + min(seconds, FIRST_LEARNING_SECONDS))
-
     def _take_settings(self, scheduler: BackgroundScheduler) -> None:
         self._service.reloading()
         try:
@@ -509,7 +475,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._admission = replace(self._admission, rules=settings.jobs.rules)
             if self._reloaded is not None:
                 self._reloaded(settings)
-            self._schedule_learning(scheduler, settings)
+            schedule_learning(scheduler, settings, self._learner, self._clock())
             scheduler.reschedule_job(_TICK, trigger="interval", seconds=settings.schedule.poll_seconds)
             self._write_address()
             self._health.reloaded()
@@ -527,6 +493,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.warning("intervals of another length than in training", problem=problem)
         jobs, poll_seconds = settings.jobs, settings.schedule.poll_seconds
         fallback = load_policy(settings.policy.fallback, "policy.fallback")
+        lease_left = lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)
         context = Context(
             cluster=self._cluster,
             manager=self._manager_access.shared,
@@ -550,9 +517,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             request_rules=jobs.rules,
             idle_seconds=settings.policy.idle_seconds,
             grace_seconds=jobs.grace_seconds,
-            allow_changes=partial(self._allow_changes, lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)),
+            allow_changes=partial(self._manager_access.allow_changes, lease_left),
             output=self._output,
-            final_states=self._final_states,
+            final_states=self._manager_access.final_states,
             answered_since=self._answered.since,
             start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
@@ -561,16 +528,6 @@ class Daemon(AbstractContextManager["Daemon"]):
         )
         canary = CanaryRun(settings, self._store, active, fallback, self._clock)
         return canary.applied(context), canary
-
-    def _final_states(self, handles: Collection[str]) -> Sequence[RmJob]:
-        if not isinstance(self._manager, AccountingManager):
-            return ()
-        with self._manager_access.lock:
-            return self._manager.final_states(handles)
-
-    def _allow_changes(self, seconds: float) -> None:
-        if isinstance(self._manager, ContainerManager):
-            self._manager.allow_changes(seconds)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

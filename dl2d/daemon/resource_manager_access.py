@@ -9,7 +9,17 @@ from typing import Final
 
 from dl2d.core.cluster import Task
 from dl2d.core.errors import Unavailable
-from dl2d.core.resource_manager import Anchor, Capabilities, ResourceManager, RmIdentity, RmListing, TaskSpec
+from dl2d.core.resource_manager import (
+    AccountingManager,
+    Anchor,
+    Capabilities,
+    ContainerManager,
+    ResourceManager,
+    RmIdentity,
+    RmJob,
+    RmListing,
+    TaskSpec,
+)
 
 _BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
 
@@ -123,3 +133,15 @@ class ManagerAccess:
                 self.lock.release()
         finally:
             self._waiting.release()
+
+    def final_states(self, handles: Collection[str]) -> Sequence[RmJob]:
+        """See ``AccountingManager.final_states``; nothing from a manager without accounting."""
+        if not isinstance(self.manager, AccountingManager):
+            return ()
+        with self.lock:
+            return self.manager.final_states(handles)
+
+    def allow_changes(self, seconds: float) -> None:
+        """See ``ContainerManager.allow_changes``; nothing happens where the manager has no containers."""
+        if isinstance(self.manager, ContainerManager):
+            self.manager.allow_changes(seconds)

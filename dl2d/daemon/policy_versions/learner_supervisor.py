@@ -33,8 +33,6 @@ _MAX_LINES_LOGGED: Final = 1000
 _LINES_RECORDED: Final = 5
 #: Seconds between asking it to end and killing it.
 _GRACE_SECONDS: Final = 5.0
-#: A daemon that starts waits for this long before it starts a learner.
-FIRST_LEARNING_SECONDS: Final = 60.0
 
 
 def learner_command(config: str) -> tuple[str, ...]:
@@ -60,6 +58,14 @@ class Learner:
         self._waiting: threading.Thread | None = None
         self._ended_because = ""
         self._closed = False
+
+    @property
+    def last_started_at(self) -> float | None:
+        """When the last learner was started, seconds since 1970; None if none was, or the store does not say."""
+        try:
+            return max((run.started_at for run in self._registry.runs(limit=1)), default=None)
+        except Dl2dError:
+            return None
 
     @property
     def pid(self) -> int | None:

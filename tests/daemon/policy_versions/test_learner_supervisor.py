@@ -29,6 +29,7 @@ from dl2d.daemon.loop import Daemon
 from dl2d.daemon.policy_versions.active_version import keep_version, version_in
 from dl2d.daemon.policy_versions.candidates import Candidate, read_candidate, write_candidate
 from dl2d.daemon.policy_versions.learner_supervisor import Learner
+from dl2d.daemon.policy_versions.learning_schedule import schedule_learning
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store import schema
@@ -381,22 +382,27 @@ def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None
 def test_when_it_learns(tmp_path: Path) -> None:
     """So long after the last time, or at a time of the day; not in the first minute, not when it is switched off."""
     now = 1_000_000.0
-    settings = Settings.model_validate(
-        {"state_dir": tmp_path / "state", "api": {"port": 0}, "policy": {"name": "dl2"}, "learning": {"enabled": True}}
-    )
     store = SqlStore("sqlite://")
-    with Daemon(settings, store, learner=("true",), clock=lambda: now) as daemon:
-        assert daemon._next_learning(3600.0) == now + 3600.0
+    scheduler = BackgroundScheduler(timezone="UTC")
+    with closing(store), closing(Learner(store.registry, ("true",), clock=lambda: now)) as learner:
+
+        def schedule(**learning: object) -> None:
+            settings = {"state_dir": tmp_path, "policy": {"name": "dl2"}, "learning": {"enabled": True} | learning}
+            schedule_learning(scheduler, Settings.model_validate(settings), learner, now)
+
+        def next_time() -> float:
+            schedule(every_hours=1.0)
+            (job,) = scheduler.get_jobs()
+            return float(job.next_run_time.timestamp())
+
+        assert next_time() == now + 3600.0
         store.registry.begin_run("dl2", now - 600.0)
-        assert daemon._next_learning(3600.0) == now + 3000.0
+        assert next_time() == now + 3000.0
         store.registry.begin_run("dl2", now - 10_000.0)
-        assert daemon._next_learning(3600.0) == now + 60.0
-        scheduler = BackgroundScheduler(timezone="UTC")
-        learning = settings.learning.model_copy(update={"at": "02:30"})
-        daemon._schedule_learning(scheduler, settings.model_copy(update={"learning": learning}))
+        assert next_time() == now + 60.0
+        schedule(at="02:30")
         (job,) = scheduler.get_jobs()
         moment = job.trigger.get_next_fire_time(None, datetime(2026, 7, 1, 12, tzinfo=UTC))
         assert moment.astimezone(moment.tzinfo).strftime("%H:%M") == "02:30"
-        off = settings.learning.model_copy(update={"enabled": False})
-        daemon._schedule_learning(scheduler, settings.model_copy(update={"learning": off}))
+        schedule(enabled=False)
         assert scheduler.get_jobs() == []
