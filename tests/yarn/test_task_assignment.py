@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
 from dl2d_yarn.idle_and_busy_containers import REMOVAL_SECONDS
-from dl2d_yarn.task_assignment import KEEP_ENDED_SECONDS, MAX_REPORTS_PER_SECOND, ContainerTasks, Task
+from dl2d_yarn.task_assignment import MAX_REPORTS_PER_SECOND, ContainerTasks
+from dl2d_yarn.task_records import KEEP_ENDED_SECONDS, Task
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
 FIRST = "container_1795581702976_0001_01_%06d"
@@ -31,7 +32,7 @@ class Trial:
         for name in names:
             role = Role.COORDINATOR if name == "anchor" else Role(name.partition("-")[0])
             tasks.append(Task(JOB, name, role, "ml", self.now))
-            self.tasks.add(tasks[-1])
+            self.tasks.records.add(tasks[-1])
         for role in (Role.WORKER, Role.PS):
             self.tasks.update_size(JOB, role)
         return tasks
@@ -122,7 +123,7 @@ def test_a_report_of_a_former_process_that_comes_late_changes_nothing(trial: Tri
             order = trial.report(0, 4, role=role, incarnation=late, task=first, exit_code=code)
             assert order == ContainerOrder(3.0, grace=0.0)
     assert trial.report(0, 4, role=role, incarnation="b", task=second) == ContainerOrder(3.0)
-    running = trial.tasks.get(f"dl2:{JOB.slug}:{second}")
+    running = trial.tasks.records.get(f"dl2:{JOB.slug}:{second}")
     assert running is not None
     assert running.state is RmJobState.RUNNING
 
@@ -196,7 +197,7 @@ def test_while_a_container_stays_that_yarn_was_asked_to_remove_the_job_is_unveri
     component = trial.tasks.component(JOB, Role.WORKER)
     for position in (0, 1):
         trial.report(position, 3 + position)
-    trial.tasks.stop(tasks[1], 0)
+    trial.tasks.records.stop(tasks[1], 0)
     trial.report(1, 4, task="worker-2", exit_code=0)
     assert trial.size() == 1
     component.begin_change(trial.now)
@@ -214,13 +215,13 @@ def test_while_a_container_stays_that_yarn_was_asked_to_remove_the_job_is_unveri
 def test_stops(trial: Trial) -> None:
     waiting, running = trial.add("worker-2", "worker-1")
     trial.report(0, 4)
-    trial.tasks.stop(waiting, 30)
-    trial.tasks.stop(running, 30)
+    trial.tasks.records.stop(waiting, 30)
+    trial.tasks.records.stop(running, 30)
     assert (waiting.state, running.state) == (RmJobState.CANCELLED, RmJobState.ENDING)
     trial.now += 10
     assert trial.report(0, 4, task="worker-1").grace == 20
-    trial.tasks.stop(running, 5)
-    trial.tasks.stop(running, 3600)
+    trial.tasks.records.stop(running, 5)
+    trial.tasks.records.stop(running, 3600)
     assert trial.report(0, 4, task="worker-1").grace == 5
     trial.report(0, 4, task="worker-1", exit_code=-9)
     assert running.state is RmJobState.CANCELLED
@@ -230,7 +231,7 @@ def test_stops(trial: Trial) -> None:
 def test_a_task_that_is_stopped_before_its_container_gets_it_never_starts(trial: Trial) -> None:
     (task,) = trial.add("worker-1")
     trial.report(0, 4)
-    trial.tasks.stop(task, 30)
+    trial.tasks.records.stop(task, 30)
     assert trial.report(0, 4).task == ""
     assert task.state is RmJobState.CANCELLED
 
@@ -285,10 +286,10 @@ def test_a_container_that_yarn_removes_gets_nothing_more(trial: Trial) -> None:
 
 def test_a_task_of_an_earlier_daemon_is_adopted(trial: Trial) -> None:
     assert trial.report(2, 6, task="worker-7") == ContainerOrder(3.0)
-    (task,) = trial.tasks.of_job(JOB)
+    (task,) = trial.tasks.records.of_job(JOB)
     assert (task.id, task.state, trial.size()) == ("worker-7", RmJobState.RUNNING, 3)
     trial.report(1, 5, task="worker-6", exit_code=4)
-    ended = trial.tasks.get(f"dl2:{JOB.slug}:worker-6")
+    ended = trial.tasks.records.get(f"dl2:{JOB.slug}:worker-6")
     assert ended is not None
     assert (ended.state, ended.reason) == (RmJobState.FAILED, "exit status 4")
 
@@ -319,7 +320,7 @@ def test_a_container_that_is_decommissioned_gets_no_task_and_one_that_is_needed_
     trial.report(0, 4, task="worker-1", exit_code=0)
     (waits,) = trial.add("worker-3")
     assert not trial.tasks.mark_decommissioned(JOB, Role.WORKER, 0)
-    trial.tasks.stop(waits, 0)
+    trial.tasks.records.stop(waits, 0)
     assert trial.tasks.mark_decommissioned(JOB, Role.WORKER, 0)
     assert component.confirmed_size is None  # until YARN has said that it is removed
     trial.add("worker-4")
@@ -332,9 +333,9 @@ def test_tasks_of_a_job_that_yarn_does_not_list_are_forgotten(trial: Trial) -> N
     trial.add("anchor")
     trial.now += KEEP_ENDED_SECONDS + 1
     trial.tasks.forget([JOB])
-    assert trial.tasks.pending_anchors()
+    assert trial.tasks.records.pending_anchors()
     trial.tasks.forget([])
-    assert not trial.tasks.jobs()
+    assert not trial.tasks.records.jobs()
 
 
 def test_many_containers_report_less_often(trial: Trial) -> None:
@@ -359,11 +360,11 @@ def test_ended_tasks_stay_listed_for_a_while(trial: Trial) -> None:
     trial.report(0, 4)
     trial.report(0, 4, task="worker-1", exit_code=0)
     trial.tasks.forget([])
-    (listed,) = trial.tasks.listed({"n:1": "n"})
+    (listed,) = trial.tasks.records.listed({"n:1": "n"})
     assert (listed.state, listed.node, listed.handle) == (RmJobState.DONE, "n", listed.tag)
     trial.now += KEEP_ENDED_SECONDS + 1
     trial.tasks.forget([])
-    assert list(trial.tasks.listed({})) == []
+    assert list(trial.tasks.records.listed({})) == []
 
 
 class Containers(RuleBasedStateMachine):
@@ -412,10 +413,10 @@ class Containers(RuleBasedStateMachine):
     @rule(data=st.data(), code=st.sampled_from([None, 0, 1]))
     def report_comes_late(self, data: st.DataObject, code: int | None) -> None:
         place, number, incarnation, task = data.draw(st.sampled_from(self.former))
-        states = [(each.id, each.state) for each in self.trial.tasks.of_job(JOB)]
+        states = [(each.id, each.state) for each in self.trial.tasks.records.of_job(JOB)]
         given = {"task": task, "exit_code": code} if task else {}
         assert not self.trial.report(place, number, incarnation=incarnation, **given).task
-        assert [(each.id, each.state) for each in self.trial.tasks.of_job(JOB)] == states
+        assert [(each.id, each.state) for each in self.trial.tasks.records.of_job(JOB)] == states
 
     @precondition(lambda self: any(task for _, _, task in self.containers.values()))
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9]))
@@ -429,9 +430,9 @@ class Containers(RuleBasedStateMachine):
     @rule(data=st.data(), grace=st.sampled_from([0.0, 30.0]))
     def stop(self, data: st.DataObject, grace: float) -> None:
         serial = data.draw(st.integers(1, self.serial))
-        task = self.trial.tasks.get(f"dl2:{JOB.slug}:worker-{serial}")
+        task = self.trial.tasks.records.get(f"dl2:{JOB.slug}:worker-{serial}")
         assert task is not None
-        self.trial.tasks.stop(task, grace)
+        self.trial.tasks.records.stop(task, grace)
         self.trial.size()
 
     @invariant()
@@ -440,11 +441,11 @@ class Containers(RuleBasedStateMachine):
 
     @invariant()
     def what_runs_has_a_place_of_its_own_below_the_size(self) -> None:
-        live = [task for task in self.trial.tasks.of_job(JOB) if task.live and task.position >= 0]
+        live = [task for task in self.trial.tasks.records.of_job(JOB) if task.live and task.position >= 0]
         assert len({task.position for task in live}) == len(live)
         size = self.trial.size()
         assert all(task.position < size for task in live)
-        waiting = sum(task.state is RmJobState.PENDING for task in self.trial.tasks.of_job(JOB))
+        waiting = sum(task.state is RmJobState.PENDING for task in self.trial.tasks.records.of_job(JOB))
         assert size <= max((task.position for task in live), default=-1) + 1 + waiting
 
 

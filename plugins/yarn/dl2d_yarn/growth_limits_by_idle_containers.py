@@ -9,8 +9,8 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
+from dl2d_yarn.idle_and_busy_containers import IdleContainer
 from dl2d_yarn.services import JobService
-from dl2d_yarn.task_assignment import IdleContainer
 
 
 def idle_limits(

@@ -6,8 +6,9 @@ import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
+from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import ContainerReport
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -27,6 +28,14 @@ class IdlePeriod:
     node: str
     since: float
     last_report: float
+
+
+class IdleContainer(NamedTuple):
+    """A container without a task."""
+
+    job: JobKey
+    node: str
+    demand: Resources
 
 
 @dataclass(slots=True)

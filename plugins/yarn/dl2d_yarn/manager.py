@@ -40,6 +40,7 @@ from dl2d_yarn.cluster_listing import (
     service_path,
 )
 from dl2d_yarn.growth_limits_by_idle_containers import idle_limits
+from dl2d_yarn.idle_and_busy_containers import IdleContainer
 from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_limits import Queues, queue_limits, queue_shares, read_queues, within_shares
@@ -58,7 +59,8 @@ from dl2d_yarn.service_file import (
 from dl2d_yarn.service_resizing import ServiceChanger
 from dl2d_yarn.services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.task_assignment import ContainerTasks, IdleContainer, Task
+from dl2d_yarn.task_assignment import ContainerTasks
+from dl2d_yarn.task_records import Task
 from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)
@@ -181,7 +183,7 @@ class YarnManager:
         with self._lock:
             self._sizes = NodeSizes(listing.nodes)
             jobs = self._services.update(listing)
-            self._tasks.end_on_nodes(listing.lost_nodes)
+            self._tasks.records.end_on_nodes(listing.lost_nodes)
             self._tasks.forget(self._services.by_job)
             # Before containers of an earlier daemon have settled: there may be thousands.
             self._spread_reports()
@@ -189,7 +191,7 @@ class YarnManager:
             self._services.add_missing_anchors()
             self._changer.start()
             own = {service.application_id for service in self._services.by_job.values()}
-            jobs += [*self._tasks.listed(listing.node_names), *self._watched.jobs(listing, own)]
+            jobs += [*self._tasks.records.listed(listing.node_names), *self._watched.jobs(listing, own)]
             names = {id_: name for id_, name in listing.node_names.items() if id_ not in listing.lost_nodes}
             idle = [each._replace(node=names[each.node]) for each in self._tasks.idle() if each.node in names]
             services = self._services.by_job.values()
@@ -239,7 +241,7 @@ class YarnManager:
         After a restart of the ResourceManager nodes register again; otherwise jobs would shrink to fit the first ones.
         After a restart of the daemon, the nodes on which containers report tasks count as those of the last listing.
         """
-        before = self._node_ids if self._settled else self._tasks.nodes()
+        before = self._node_ids if self._settled else self._tasks.records.nodes()
         missing = before - listing.node_names.keys()
         if not missing or self._missing_since is None:
             self._missing_since = now if missing else None
@@ -257,7 +259,7 @@ class YarnManager:
             free[node].append(demand)
         # A container that has started but has not reported counts in its node's use already, and the tick counts the
         # demand of its task on the node that was planned: there it is subtracted.
-        for job in {task.job for task in self._tasks.waiting()}:
+        for job in {task.job for task in self._tasks.records.waiting()}:
             service = self._services.by_job.get(job)
             application = self._services.application(service) if service is not None else None
             if application is not None:
@@ -297,7 +299,7 @@ class YarnManager:
             waiting = Task(task.job, task.name, task.role, service.user, self._clock())
             waiting.reason, waiting.planned_node = "waits for a container", task.node
             self._tasks.component(task.job, task.role).demand = task.demand
-            self._tasks.add(waiting)
+            self._tasks.records.add(waiting)
             self._services.managed.add(task.job)
             self._changer.start()
         return task.tag
@@ -316,10 +318,10 @@ class YarnManager:
         description = service_description(task, self._settings)
         with self._lock:
             # Added before the POST, since the coordinator may report before the answer arrives. A retry finds it here.
-            anchor = self._tasks.get(task.tag)
+            anchor = self._tasks.records.get(task.tag)
             if anchor is None or not anchor.live:
                 anchor = Task(task.job, task.name, task.role, task.owner.user, self._clock())
-                self._tasks.add(anchor)
+                self._tasks.records.add(anchor)
             self._services.managed.add(task.job)
         try:
             application, size = read_application_id(self._client.send("POST", SERVICES_PATH, description)), 0
@@ -382,10 +384,12 @@ class YarnManager:
             }
             for identity in jobs:
                 service = services.get(identity)
-                task = self._tasks.get(task_tag(service.job, ANCHOR) if service is not None else identity.handle)
+                task = self._tasks.records.get(
+                    task_tag(service.job, ANCHOR) if service is not None else identity.handle
+                )
                 if task is not None and (service is not None or task.identity == identity):
                     self._services.managed.add(task.job)
-                    self._tasks.stop(task, grace)
+                    self._tasks.records.stop(task, grace)
                 if service is not None and not service.state.ended:
                     service.remove_by(self._timer() + max(grace, 0.0))
             self._changer.start()
@@ -399,7 +403,7 @@ class YarnManager:
             # After a coordinator's exit status 0 its service ends by itself, unless the container was lost first: YARN
             # starts another one, which reports without the anchor.
             starts_again = report.role is Role.COORDINATOR and (report.task != ANCHOR or bool(report.exit_code))
-            anchor = self._tasks.get(task_tag(report.job, ANCHOR)) if starts_again else None
+            anchor = self._tasks.records.get(task_tag(report.job, ANCHOR)) if starts_again else None
             if anchor is not None and not anchor.live and service is not None and service.remove_at is None:
                 service.remove_at = 0.0  # else YARN would start it again and again
             return order

@@ -15,9 +15,9 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d_yarn.cluster_listing import Vector, read_vector, resource_name
+from dl2d_yarn.idle_and_busy_containers import IdleContainer
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.services import JobService
-from dl2d_yarn.task_assignment import IdleContainer
 
 SCHEDULER_PATH: Final = "/ws/v1/cluster/scheduler"
 ACTIVITIES_PATH: Final = "/ws/v1/cluster/scheduler/app-activities"

@@ -23,7 +23,8 @@ from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request
 from dl2d_yarn.services import REMOVE_AGAIN_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.task_assignment import ContainerTasks, Task
+from dl2d_yarn.task_assignment import ContainerTasks
+from dl2d_yarn.task_records import Task
 from dl2d_yarn.yarn_command import ANY_COMMAND_RETRY_SECONDS, COMMAND_RETRY_SECONDS, decommission
 from dl2d_yarn.yarn_states import ServiceUse
 
@@ -184,7 +185,7 @@ class ServiceChanger:
         delay = _RETRY_SECONDS * 2.0 ** min(service.failures - 1, 30)
         service.retry_at = self._timer() + min(delay, _MAX_RETRY_SECONDS)
         with self._lock:
-            for task in self._tasks.of_job(service.job):
+            for task in self._tasks.records.of_job(service.job):
                 if task.waits:
                     task.reason = reason
 
@@ -222,7 +223,7 @@ class ServiceChanger:
     def _has_ended(self, service: JobService) -> bool:
         """Whether the service or its coordinator has ended."""
         with self._lock:
-            anchor = self._tasks.get(task_tag(service.job, ANCHOR))
+            anchor = self._tasks.records.get(task_tag(service.job, ANCHOR))
         return service.state.ended or (anchor is not None and not anchor.live)
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
@@ -314,7 +315,7 @@ class ServiceChanger:
         by_job = self._services.by_job
         with self._lock:
             late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
-            anchors = {task.job for task in self._tasks.pending_anchors()}
+            anchors = {task.job for task in self._tasks.records.pending_anchors()}
             unreported = self._without_coordinator(anchors, self._timer() - self._tasks.overdue_seconds)
         checks: list[tuple[JobService, Callable[[JobService], None]]] = []
         checks += [(service, partial(self._end_unlisted, tasks)) for service, tasks in late if service is not None]
@@ -368,7 +369,7 @@ class ServiceChanger:
         now = self._timer()
         since = now - _START_INTERVALS * self._tasks.overdue_seconds
         with self._lock:
-            anchor = self._tasks.get(task_tag(service.job, ANCHOR))
+            anchor = self._tasks.records.get(task_tag(service.job, ANCHOR))
             recent = {each: at for each, at in service.dead_coordinators.items() if now - at < _DEAD_SECONDS}
             service.dead_coordinators = dict.fromkeys(dead[-1:], now) | recent
             if dead and anchor is not None:
@@ -385,7 +386,7 @@ class ServiceChanger:
         """Read why containers of services have been waiting, and show it at their tasks; no read after ``until``."""
         since = self._timer() - DETAILS_SECONDS
         with self._lock:
-            waiting = (*self._tasks.waiting(), *self._tasks.pending_anchors())
+            waiting = (*self._tasks.records.waiting(), *self._tasks.records.pending_anchors())
             late = {task.job for task in waiting if task.added < since}
             services = [service for job, service in self._services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
@@ -400,7 +401,7 @@ class ServiceChanger:
                 continue
             with self._lock:
                 service.blacklists_nodes = "blacklisted" in reason
-                for task in self._tasks.of_job(service.job):
+                for task in self._tasks.records.of_job(service.job):
                     has_failed = task.role is Role.COORDINATOR and service.dead_coordinators
                     if task.state is RmJobState.PENDING and reason and not has_failed:
                         task.reason = f"waits for a container: {reason}"

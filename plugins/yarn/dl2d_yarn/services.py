@@ -11,7 +11,8 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d_yarn.cluster_listing import Application, ClusterListing
 from dl2d_yarn.service_file import job_of_service
-from dl2d_yarn.task_assignment import ContainerTasks, Task
+from dl2d_yarn.task_assignment import ContainerTasks
+from dl2d_yarn.task_records import Task
 
 #: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
 NO_APPLICATION_SECONDS: Final = 300.0
@@ -127,7 +128,7 @@ class Services:
         jobs = []
         present = set()
         # Jobs whose containers have reported, also those that an earlier daemon registered.
-        reporting = self._tasks.jobs()
+        reporting = self._tasks.records.jobs()
         self.applications = {application.id: application for application in listing.applications}
         # Of several with one name the job's is the one that runs, in whatever order they are listed.
         for application in sorted(listing.applications, key=lambda each: each.state.ended):
@@ -151,7 +152,7 @@ class Services:
         if not listing.incomplete:
             for job in [job for job, service in self.by_job.items() if service.application_id and job not in present]:
                 del self.by_job[job]
-            self.managed &= self.by_job.keys() | self._tasks.jobs()
+            self.managed &= self.by_job.keys() | self._tasks.records.jobs()
         return jobs
 
     def _update_service(self, service: JobService, application: Application) -> None:
@@ -160,13 +161,13 @@ class Services:
         service.user, service.queue, service.started = application.user, application.queue, application.started
         if application.state.ended:
             reason = f"{application.id} has ended: {application.reason}"
-            self._tasks.end_job(service.job, RmJobState.CANCELLED, reason)
+            self._tasks.records.end_job(service.job, RmJobState.CANCELLED, reason)
             # The name and the folder stay taken until the service is removed.
             service.remove_at = service.remove_at if service.remove_at is not None else 0.0
 
     def _add(self, job: JobKey, name: str) -> JobService:
         """Add a service that was not listed before; it is to be removed if its coordinator has failed or is to stop."""
-        anchor = self._tasks.get(task_tag(job, ANCHOR))
+        anchor = self._tasks.records.get(task_tag(job, ANCHOR))
         failed = anchor is not None and anchor.state is RmJobState.FAILED
         remove_at = 0.0 if failed else None if anchor is None else anchor.deadline
         service = self.by_job[job] = JobService(job, name, remove_at=remove_at)
@@ -222,8 +223,8 @@ class Services:
 
     def add_anchor(self, job: JobKey, user: str) -> None:
         """Add the anchor of a job, waiting for a container, unless it is known."""
-        if self._tasks.get(task_tag(job, ANCHOR)) is None:
-            self._tasks.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock(), adopted=True))
+        if self._tasks.records.get(task_tag(job, ANCHOR)) is None:
+            self._tasks.records.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock(), adopted=True))
 
     def add_missing_anchors(self) -> None:
         """Add the unknown anchors of live services: no container of them has reported since the daemon's start."""
@@ -233,7 +234,7 @@ class Services:
 
     def _listed_anchor(self, application: Application, service: JobService) -> RmJob:
         """The anchor of a service as a job; if its coordinator has reported its end, this counts, not YARN's state."""
-        task = self._tasks.get(task_tag(service.job, ANCHOR))
+        task = self._tasks.records.get(task_tag(service.job, ANCHOR))
         state, reason = application.state, application.reason
         if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
             state, reason = task.state, task.reason

@@ -1,4 +1,4 @@
-"""Which container runs which task: tasks that wait for a container, assignments, ends, and sizes of components. No I/O.
+"""Which container runs which task: assignments, answers to reports, and sizes of components. No I/O.
 
 YARN starts containers of a component and numbers them; a shrinking component loses those with the highest numbers. A
 container asks for its task (``ContainerReport``), so tasks keep their own ids, which are never used again, whatever
@@ -7,104 +7,25 @@ container or number they run in.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmIdentity, RmJob, RmJobState
-from dl2d.core.resources import Resources
-from dl2d_yarn.idle_and_busy_containers import Component, IdlePeriod, start_order
+from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
+from dl2d_yarn.idle_and_busy_containers import Component, IdleContainer, IdlePeriod, start_order
+from dl2d_yarn.task_records import Task, TaskRecords
 
-#: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
-KEEP_ENDED_SECONDS: Final = 900.0
 #: Number of reports of all containers together that the daemon takes in a second: each costs it about 2 ms.
 MAX_REPORTS_PER_SECOND: Final = 200
 #: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
 _OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
 #: Factor by which the report interval falls at most from one listing to the next.
 _FALL: Final = 0.8
-_NUMBERS: Final = re.compile(r"[0-9]+")
-
-
-@dataclass(slots=True)
-class Task:
-    """A task or anchor, from its submission on."""
-
-    job: JobKey
-    #: Id in its job: ``worker-3``.
-    id: str
-    role: Role
-    user: str
-    #: Seconds since 1970; other times are seconds on a monotonic clock.
-    submitted: float
-    #: Whether this daemon did not submit it: an earlier one, or a user, may have started it.
-    adopted: bool = False
-    #: Time at which this daemon added it.
-    added: float = 0.0
-    state: RmJobState = RmJobState.PENDING
-    #: Why it waits or how it ended.
-    reason: str = ""
-    #: Its container, with the process in it, the position in the component, and the node; empty or -1 until assigned.
-    container: str = ""
-    incarnation: str = ""
-    position: int = -1
-    node: str = ""
-    #: Node that dl2d's placement chose; YARN does not follow it.
-    planned_node: str = ""
-    #: When its container reported last.
-    last_report: float = 0.0
-    #: Time at which it is killed; None unless it was asked to stop.
-    deadline: float | None = None
-    ended: float | None = None
-
-    @property
-    def tag(self) -> str:
-        """Its tag, which is its handle too."""
-        return task_tag(self.job, self.id)
-
-    @property
-    def identity(self) -> RmIdentity:
-        """Its identity; its tag is used for it alone."""
-        return RmIdentity(self.tag, int(self.submitted), self.user, self.tag)
-
-    @property
-    def live(self) -> bool:
-        """Whether it has not ended."""
-        return not self.state.ended
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is no anchor, and waits for a container."""
-        return self.state is RmJobState.PENDING and self.role is not Role.COORDINATOR
-
-    @property
-    def sort_key(self) -> tuple[int, str]:
-        """Sort key of waiting tasks, by the number in their id."""
-        numbers = _NUMBERS.findall(self.id)
-        return int(numbers[-1]) if numbers else 0, self.id
-
-    def end(self, state: RmJobState, reason: str, at: float) -> None:
-        """Record its end; a failure or loss counts as ``CANCELLED`` if it had been asked to stop."""
-        if self.live:
-            stopped = self.deadline is not None and state in (RmJobState.FAILED, RmJobState.LOST)
-            self.state = RmJobState.CANCELLED if stopped else state
-            self.reason = reason
-            self.ended = at
-
-
-class IdleContainer(NamedTuple):
-    """A container without a task."""
-
-    job: JobKey
-    node: str
-    demand: Resources
 
 
 class ContainerTasks:
-    """Tasks and containers of all jobs. Not thread-safe.
+    """Containers of all jobs, and the tasks in ``records`` that they run. Not thread-safe.
 
     Parameters
     ----------
@@ -117,8 +38,7 @@ class ContainerTasks:
     def __init__(self, timer: Callable[[], float], report_seconds: float) -> None:
         self._timer = timer
         self._min_report_seconds = self._report_seconds = report_seconds
-        self._tasks: dict[str, Task] = {}
-        self._by_job: dict[JobKey, list[Task]] = {}
+        self.records = TaskRecords(timer)
         self._components: dict[tuple[JobKey, Role], Component] = {}
 
     @property
@@ -132,38 +52,8 @@ class ContainerTasks:
         It falls by steps, so that containers that were told a longer one do not count as overdue. Before YARN has
         listed any, those count in which tasks run.
         """
-        running = sum(bool(task.container) for task in self._tasks.values() if task.live)
-        needed = max(containers, running) / MAX_REPORTS_PER_SECOND
+        needed = max(containers, self.records.count_running()) / MAX_REPORTS_PER_SECOND
         self._report_seconds = max(self._min_report_seconds, needed, _FALL * self._report_seconds)
-
-    def add(self, task: Task) -> None:
-        """Add a task; it replaces one with the same tag."""
-        if task.tag in self._tasks:
-            self._by_job[task.job].remove(self._tasks[task.tag])
-        task.added = self._timer()
-        self._tasks[task.tag] = task
-        self._by_job.setdefault(task.job, []).append(task)
-
-    def get(self, tag: str) -> Task | None:
-        """The task with this tag."""
-        return self._tasks.get(tag)
-
-    def of_job(self, job: JobKey) -> list[Task]:
-        """All tasks of a job, its anchor included."""
-        return self._by_job.get(job, [])
-
-    def pending_anchors(self) -> list[Task]:
-        """Anchors that wait for their container."""
-        tasks = self._tasks.values()
-        return [task for task in tasks if task.role is Role.COORDINATOR and task.state is RmJobState.PENDING]
-
-    def jobs(self) -> set[JobKey]:
-        """Jobs that have a task here."""
-        return set(self._by_job)
-
-    def waiting(self) -> list[Task]:
-        """Tasks, without anchors, that wait for a container."""
-        return [task for task in self._tasks.values() if task.waits]
 
     def component(self, job: JobKey, role: Role) -> Component:
         """The component of a role."""
@@ -208,7 +98,7 @@ class ContainerTasks:
 
     def _reported_task(self, report: ContainerReport, component: Component, now: float) -> Task | None:
         """The task that a report names, adopted if this daemon did not assign it; None where none can be there."""
-        task = self._tasks.get(task_tag(report.job, report.task))
+        task = self.records.get(task_tag(report.job, report.task))
         if task is not None and (task.container or task.state is not RmJobState.PENDING):
             return task
         return None if component.is_beyond(report.position) else self._adopt(report, now)
@@ -245,13 +135,15 @@ class ContainerTasks:
         ):
             return None
         waiting = [
-            task for task in self.of_job(report.job) if task.role is report.role and task.state is RmJobState.PENDING
+            task
+            for task in self.records.of_job(report.job)
+            if task.role is report.role and task.state is RmJobState.PENDING
         ]
         return min(waiting, key=lambda task: task.sort_key, default=None)
 
     def _tasks_at(self, report: ContainerReport) -> Iterable[Task]:
         """Live tasks that are assigned to the position of a report."""
-        for task in self.of_job(report.job):
+        for task in self.records.of_job(report.job):
             if task.live and task.role is report.role and task.position == report.position:
                 yield task
 
@@ -275,7 +167,7 @@ class ContainerTasks:
             container=report.container, incarnation=report.incarnation, position=report.position, node=report.node,
             last_report=now,
         )  # fmt: skip
-        self.add(task)
+        self.records.add(task)
         return task
 
     def idle(self) -> Iterator[IdleContainer]:
@@ -297,16 +189,12 @@ class ContainerTasks:
         found = (self._components.get((job, role)) for role in Role)
         return [component for component in found if component is not None]
 
-    def nodes(self) -> frozenset[str]:
-        """Ids of the nodes on which tasks run."""
-        return frozenset(task.node for task in self._tasks.values() if task.live and task.container)
-
     def tasks_of_unreported(self, job: JobKey, containers: int) -> list[Task]:
         """Tasks of a job that wait although YARN has started a container for them, which has not reported yet.
 
         ``containers`` is the number of the job's containers that YARN has started.
         """
-        tasks = self.of_job(job)
+        tasks = self.records.of_job(job)
         waiting = sorted((task for task in tasks if task.waits), key=lambda task: task.sort_key)
         running = sum(bool(task.container) for task in tasks if task.live)
         idle = sum(len(self.component(job, role).idle) for role in Role)
@@ -318,7 +206,7 @@ class ContainerTasks:
         They are below the highest position in use, so that a resize cannot remove them.
         """
         now = self._timer()
-        waiting = {(task.job, task.role) for task in self.waiting()}
+        waiting = {(task.job, task.role) for task in self.records.waiting()}
         found: dict[JobKey, list[tuple[Role, int]]] = {}
         for (job, role), component in self._components.items():
             for position, idle in component.idle.items():
@@ -333,7 +221,9 @@ class ContainerTasks:
         It gets no further task. The number of containers is unknown until YARN has confirmed it.
         """
         component = self.component(job, role)
-        if position not in component.idle or any((task.job, task.role) == (job, role) for task in self.waiting()):
+        if position not in component.idle or any(
+            (task.job, task.role) == (job, role) for task in self.records.waiting()
+        ):
             return False
         del component.idle[position]
         component.decommissioned.add(position)
@@ -361,19 +251,10 @@ class ContainerTasks:
             for position, container in listed.items()
             if start_order(component.newest_containers.get(position, "")) < start_order(container)
         }
-        for task in self.of_job(job):
+        for task in self.records.of_job(job):
             if task.role is role and task.adopted and task.position >= positions:
                 task.end(RmJobState.LOST, f"YARN has no container {role.value}-{task.position}", self._timer())
         self.update_size(job, role)  # the positions of unreported containers are in use
-
-    def stop(self, task: Task, grace: float) -> None:
-        """Ask a task to end within some seconds. A repeat may shorten the time, never lengthen it."""
-        now = self._timer()
-        if task.state is RmJobState.PENDING:
-            task.end(RmJobState.CANCELLED, "stopped before it had a container", now)
-        elif task.live:
-            task.deadline = min(now + max(grace, 0.0), task.deadline if task.deadline is not None else float("inf"))
-            task.state = RmJobState.ENDING
 
     def update_size(self, job: JobKey, role: Role) -> Component:
         """Compute how many positions a component should have; returns the component.
@@ -382,7 +263,7 @@ class ContainerTasks:
         none of these is free. Decommissioned positions are not free.
         """
         component = self.component(job, role)
-        tasks = [task for task in self.of_job(job) if task.role is role and task.live]
+        tasks = [task for task in self.records.of_job(job) if task.role is role and task.live]
         taken = {task.position for task in tasks if task.position >= 0}
         waiting = sum(task.state is RmJobState.PENDING for task in tasks)
         count = max(taken | component.unreported.keys(), default=-1) + 1
@@ -395,66 +276,22 @@ class ContainerTasks:
         component.positions = count
         return component
 
-    def end_job(self, job: JobKey, state: RmJobState, reason: str) -> None:
-        """Record the end of all tasks of a job whose containers have ended."""
-        for task in self.of_job(job):
-            task.end(state, reason, self._timer())
-
-    def end_on_nodes(self, nodes: Collection[str]) -> None:
-        """Record that the tasks on these nodes (ids) are lost; containers that still report from there are told to end.
-
-        An anchor continues in the container that YARN starts in place of the lost one.
-        """
-        for task in self._tasks.values():
-            if task.node in nodes and task.role is not Role.COORDINATOR:
-                task.end(RmJobState.LOST, f"{task.node} is down", self._timer())
-
     def unverified_jobs(self, seconds: float) -> set[JobKey]:
         """Jobs whose containers in YARN may differ from those recorded, or whose tasks have waited for this time."""
         since = self._timer() - seconds
         components = self._components.items()
         found = {job for (job, _), component in components if component.unreported or component.has_unexpected}
-        return found | {task.job for task in self.waiting() if task.added < since}
+        return found | {task.job for task in self.records.waiting() if task.added < since}
 
     def overdue(self) -> Mapping[JobKey, list[Task]]:
-        """Running tasks, without anchors, whose containers are overdue, by job.
-
-        An anchor continues in the container that YARN starts in place of a lost one.
-        """
-        limit = self._timer() - self.overdue_seconds
-        late: dict[JobKey, list[Task]] = {}
-        for task in self._tasks.values():
-            if task.live and task.container and task.role is not Role.COORDINATOR and task.last_report < limit:
-                late.setdefault(task.job, []).append(task)
-        return late
+        """Running tasks, without anchors, whose containers are overdue, by job."""
+        return self.records.silent(self._timer() - self.overdue_seconds)
 
     def forget(self, present: Collection[JobKey]) -> None:
-        """Remove tasks that ended long ago, and old tasks and the components of jobs that are not present any more.
-
-        A task of such a job that has not ended was refused by YARN, or YARN forgot the job before its end was seen.
-        """
-        limit = self._timer() - KEEP_ENDED_SECONDS
-
-        def is_old(task: Task) -> bool:
-            last = max(task.added, task.last_report) if task.job not in present else float("inf")
-            return (last if task.ended is None else task.ended) <= limit
-
-        for task in [task for task in self._tasks.values() if is_old(task)]:
-            del self._tasks[task.tag]
-            self._by_job[task.job].remove(task)
-        self._by_job = {job: tasks for job, tasks in self._by_job.items() if tasks}
-        kept = {*present, *self._by_job}
+        """Remove old tasks as ``TaskRecords.forget`` says, and components of jobs without any that are not present."""
+        self.records.forget(present)
+        kept = {*present, *self.records.jobs()}
         self._components = {key: component for key, component in self._components.items() if key[0] in kept}
-
-    def listed(self, names: Mapping[str, str]) -> Iterable[RmJob]:
-        """The tasks, without anchors, as a resource manager lists them; ``names`` has the nodes' names by their ids."""
-        for task in self._tasks.values():
-            if task.role is not Role.COORDINATOR:
-                handle, submitted, user, tag = task.identity
-                yield RmJob(
-                    handle=handle, state=task.state, tag=tag, user=user, node=names.get(task.node, task.node),
-                    reason=task.reason, submitted=submitted, position=task.position if task.position >= 0 else None,
-                )  # fmt: skip
 
 
 def _remaining(task: Task, now: float) -> float | None:
