@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -192,7 +192,13 @@ _TASK_STATES = {"joined": TaskState.JOINED, "active": TaskState.CONFIRMED, "left
 
 
 def receive(
-    job: Job, tasks: tuple[Task, ...], beat: Heartbeat, at: float, *, anchor_decides: bool = False
+    job: Job,
+    tasks: tuple[Task, ...],
+    beat: Heartbeat,
+    at: float,
+    *,
+    anchor_decides: bool = False,
+    reported: Callable[[], Collection[str]] = tuple,
 ) -> Reception:
     """Read a heartbeat of a job that has not ended.
 
@@ -203,6 +209,9 @@ def receive(
     anchor_decides
         Whether a job whose coordinator was ended from outside is cancelled only when its anchor is: the resource
         manager may put the anchor back into its queue.
+    reported
+        Returns the members of which the store has a report. It keeps further reports of these also when a static job
+        may have fewer members than it declared.
     """
     known = {task.id: task for task in tasks}
     changes = []
@@ -224,6 +233,7 @@ def receive(
     not_recorded = set(unknown)
     if job.static:  # the store has none of its tasks: its coordinator starts them itself
         not_recorded = {member.task for member in beat.members if not _is_static_task(member.task, job.request)}
+        not_recorded.difference_update(reported() if not_recorded else ())
     state = _JOB_STATES[beat.state]
     end_reason = _end_reason(job.request, beat, state) if state.ended else ""
     if state is JobState.CANCELLED and anchor_decides:

@@ -229,7 +229,11 @@ def heartbeat(
         raise HTTPException(409, "this heartbeat, or a later one of the same process, was received before")
     # Tasks of a static job are its coordinator's own affair: the next tick sees which there are.
     tasks = () if job.static else services.store.named_tasks(job.key, {member.task for member in beat.members})
-    reception = receive(job, tasks, beat, at, anchor_decides=not services.starts_anchors and not job.static)
+    reception = receive(
+        job, tasks, beat, at,
+        anchor_decides=not services.starts_anchors and not job.static,
+        reported=lambda: {report.task for report in services.store.task_reports(job.key)},
+    )  # fmt: skip
     if reception.unknown and not job.static and services.may_log("unknown members", job.key.slug):
         first = reception.unknown[:_MAX_LOGGED]
         log.warning("unknown members", job=job.key.id, count=len(reception.unknown), members=first)

@@ -460,6 +460,20 @@ class TestObserving:
         assert world.heartbeat(key, state="running", members=members).status_code == 200
         assert [report.task for report in world.store.task_reports(key)] == ["worker-0", f"worker-{last}"]
 
+    def test_members_keep_their_reports_when_no_more_can_join(self, world):
+        """A member's number may then be larger than what the job may still have."""
+        key = world.add_anchor()
+        world.register()
+        member = {"task": "worker-110", "role": "worker", "state": "active", "usage": {"cpu_seconds": 1.0}}
+        world.heartbeat(key, state="running", members=[member])
+        world.heartbeat(key, state="running", members=[member], most_workers=1)
+        assert world.store.job(key).request.max_workers == 1
+        now = {**member, "usage": {"cpu_seconds": 2.0}}
+        invented = [{**now, "task": f"worker-{number}"} for number in range(101, 400) if number != 110]
+        world.heartbeat(key, state="running", members=[now, *invented])
+        (report,) = world.store.task_reports(key)
+        assert (report.task, report.cpu_seconds) == ("worker-110", 2.0)
+
     def test_texts_on_its_tasks_are_cut(self, world):
         """It may name 20,000 tasks; the daemon gives it none, and so does not know which there are."""
         key = world.add_anchor()
