@@ -89,14 +89,17 @@ def startable_waiting_jobs(
 def jobs_with_room(
     snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()
 ) -> frozenset[JobKey]:
-    """Elastic jobs that have nothing and are given nothing although each fits beside what the other jobs are given."""
+    """Elastic jobs that have nothing and are given nothing although each fits beside what the other jobs are given.
+
+    A job whose coordinator is silent gets no new tasks.
+    """
     waiting = _waiting_jobs(snapshot, decision.jobs, silent)
     if not waiting:
         return frozenset()
     held, requests = snapshot.held(), {job.key: job.request for job in snapshot.jobs}
     free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     for entry in decision.jobs:
-        if entry.job not in requests:
+        if entry.job not in requests or entry.job in silent:
             continue
         for role in TASK_ROLES:
             if (missing := entry.allocation.count(role) - held[entry.job].count(role)) > 0:

@@ -157,8 +157,15 @@ def test_room_that_appears_between_two_decisions_is_offered_once(build) -> None:
         ([(1, 1), (0, 0)], (), {2}),
         ([(2, 1), (0, 0)], (), set()),
         ([(0, 0), (0, 0)], (2,), {1}),
+        ([(2, 1), (0, 0)], (1,), {2}),
     ],
-    ids=["each by itself", "beside what the other is given", "the other is given all", "one is silent"],
+    ids=[
+        "each by itself",
+        "beside what the other is given",
+        "the other is given all",
+        "one is silent",
+        "one that is silent has lost its tasks",
+    ],
 )
 def test_jobs_with_room(given, silent, with_room) -> None:
     jobs = [a_job(1), a_job(2)]
