@@ -20,6 +20,7 @@ class TickLog:
         self._set_aside: SetAside | None = None
         #: Whether the last listing was incomplete, and the remarks on it.
         self._listing: tuple[bool, tuple[str, ...]] = (False, ())
+        self._resting_claims = frozenset[str]()
 
     def write(self, report: Report, idle_seconds: float) -> bool:
         """Log a tick; returns whether the policy was set aside in it. ``idle_seconds``: ``Context.idle_seconds``."""
@@ -31,6 +32,13 @@ class TickLog:
                 count=len(report.needless_wait.jobs),
                 policy=report.decision.policy,
                 fallback_after_seconds=idle_seconds,
+            )
+        before, self._resting_claims = self._resting_claims, frozenset(report.resting_claims)
+        if new := sorted(self._resting_claims - before):
+            log.warning(
+                "tasks moved in vain for these again and again; none leaves a node for them for up to an hour",
+                claims=new[:_MAX_JOBS_NAMED],
+                count=len(new),
             )
         if report.plan.starts or report.plan.stops or report.decided:
             snapshot = report.snapshot
@@ -44,9 +52,9 @@ class TickLog:
                 deferred=len(report.plan.deferred),
                 seconds=round(report.seconds, 3),
             )
-        before, self._set_aside = self._set_aside, report.set_aside
+        aside_before, self._set_aside = self._set_aside, report.set_aside
         aside = report.set_aside
-        if aside is None or aside == before:
+        if aside is None or aside == aside_before:
             return False
         log.error("policy is set aside; the fallback decides", policy=aside.policy, version=aside.version,
                   reason=aside.reason)  # fmt: skip

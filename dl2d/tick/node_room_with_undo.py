@@ -40,11 +40,11 @@ class NodeRoom:
             node.name: tuple(sorted(wanted_on.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
         }
         #: What jobs of others use on each node.
-        self._used_by_foreign_jobs = {
+        self.used_by_foreign_jobs = {
             node.name: node.used.minus(Resources.total(room_of_tasks.get(node.name, ()))) for node in snapshot.nodes
         }
         #: That, and what claims, moved tasks and waiting jobs' minimum sizes have taken on a node in the search.
-        self._taken = dict(self._used_by_foreign_jobs)
+        self._taken = dict(self.used_by_foreign_jobs)
         #: What is held on a node for claims that start later: it is free for no task and no share of a node. Claims to
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
         self._held_for_later: dict[str, Resources] = defaultdict(Resources)
@@ -101,7 +101,7 @@ class NodeRoom:
 
     def ignore_jobs_of_others(self, node: str) -> Resources:
         """Count as free what jobs of others use on a node; returns it, for ``use``."""
-        others = self._used_by_foreign_jobs[node]
+        others = self.used_by_foreign_jobs[node]
         self.change(self._taken, node, self._taken[node].minus(others))
         return others
 

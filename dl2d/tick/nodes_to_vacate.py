@@ -74,10 +74,11 @@ class NodeSearch:
             return SearchResult(None, moves.failed_nodes, moves.is_cut_short)
         return SearchResult(_claimed_nodes(claim, chosen, leaving), moves.failed_nodes, moves.is_cut_short)
 
-    def keep_free(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
+    def keep_free(self, claim: Claim, previous: Collection[str], *, only_free: bool = False) -> ClaimedNodes:
         """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``find``.
 
-        Nodes that are kept free for another one count, unless one of the two requires its nodes.
+        Nodes that are kept free for another one count, unless one of the two requires its nodes. ``only_free``: only
+        nodes that no task has to leave.
         """
         moves = self._begin(claim, previous)
         if claim.members is not None:
@@ -85,6 +86,8 @@ class NodeSearch:
         eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
         kept = 0 if claim.required else sum(name in self._kept_free for name in eligible)
         ranked = self._ranked(eligible, None, claim, previous) if kept < claim.nodes else []
+        if only_free:
+            ranked = [name for name in ranked if not self._room.tasks_on[name]]
         chosen, leaving = self._vacate_first(claim.nodes - kept, ranked, None, moves)
         if not claim.required:
             self._kept_free |= chosen.keys()

@@ -47,6 +47,8 @@ class Report:
     remarks: tuple[str, ...] = ()
     #: The same of strays, whose tags users may have written: for the log alone.
     stray_remarks: tuple[str, ...] = ()
+    #: Handles of claims for which no task leaves a node for a while (``vacate_for_waiting_jobs``).
+    resting_claims: tuple[str, ...] = ()
 
     @property
     def decision(self) -> Decision:

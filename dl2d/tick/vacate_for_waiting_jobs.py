@@ -17,12 +17,18 @@ before it for the first time, if some did until then. If planned nodes were vaca
 be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later, they are released, and nothing is vacated for it
 until all its nodes can be.
 
+A claim may lose nodes again before all tasks have left them: replacements of these may have started elsewhere than the
+search had found room for them, so that the others have none. The replacements then end, and the search finds the same
+nodes again. Where this has happened ``MAX_LOST`` times in ``RETRY_SECONDS`` to claims of one user with the same demand
+and nodes, they rest: no task leaves a node for them until the first of these times is so long ago.
+
 Cost: the time for standing claims grows with the number of nodes and with the number of tasks on the nodes that are
 vacated.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +44,15 @@ from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.node_room_with_undo import NodeRoom
 from dl2d.tick.nodes_to_vacate import NodeSearch, SearchResult
 from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.vacating_history import ClaimHistory, ClaimKey, ClaimShape, GivenUpClaim, nodes_of_claims
+from dl2d.tick.vacating_history import (
+    ClaimHistory,
+    ClaimKey,
+    ClaimKind,
+    ClaimShape,
+    GivenUpClaim,
+    VacatedNode,
+    nodes_of_claims,
+)
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64
@@ -56,6 +70,8 @@ MAX_UNUSED_SECONDS: Final = 300.0
 MAX_VACATING_SECONDS: Final = 900.0
 #: After how long a claim that was given up is tried again.
 RETRY_SECONDS: Final = 3600.0
+#: How often claims of a kind may lose nodes that tasks had to leave for them, in ``RETRY_SECONDS``, before they rest.
+MAX_LOST: Final = 3
 #: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
 #: never start could keep nodes empty one after the other.
 MAX_GIVEN_UP_SHAPES: Final = 4
@@ -93,14 +109,19 @@ def claim_nodes(
     )
     first_in_line = {_key(claim): (claim.user, _shape(claim)) for claim in claims if not claim.behind_others}
     newly_first = {kind for key, kind in first_in_line.items() if key not in history.was_first}
+    lost_nodes = _LostNodes(history, claims, now)
+    resting = lost_nodes.resting()
     given_up = _GivenUp(
-        each
-        for each in history.given_up
-        if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in newly_first)
+        (
+            each
+            for each in history.given_up
+            if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in newly_first)
+        ),
+        resting,
     )
     was_first = frozenset(first_in_line)
     if not snapshot.jobs or not claims:
-        return snapshot, ClaimHistory(given_up=tuple(given_up.claims), was_first=was_first)
+        return snapshot, ClaimHistory(given_up=tuple(given_up.claims), was_first=was_first, lost=lost_nodes.times)
     jobs = ElasticJobs(snapshot, listing, silent)
     room = NodeRoom(snapshot, listing, jobs, allocations)
     search = NodeSearch(room, jobs, without_replacement)
@@ -111,7 +132,7 @@ def claim_nodes(
     claimed = {node for _, node in history.nodes}
     granted: list[ClaimedNodes] = []
     unused_times = _UnusedTimes(history, now)
-    for claim in turns.examined(claims, _GivenUp(given_up.claims)):
+    for claim in turns.examined(claims, _GivenUp(given_up.claims, resting)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         first = next(
@@ -124,7 +145,7 @@ def claim_nodes(
         found, unused, partial = None, 0.0, False
         may_get_all, may_vacate_planned = given_up.allow_next(claim)
         if claim.standing:
-            found = search.keep_free(claim, previous[claim.handle])
+            found = search.keep_free(claim, previous[claim.handle], only_free=_kind(claim) in resting)
         elif may_get_all and turns.include(claim):
             result = search.find(claim, previous[claim.handle], turns.failed_nodes_before(shape))
             turns.note(shape, result)
@@ -144,15 +165,19 @@ def claim_nodes(
             continue
         if found is not None and found.nodes:
             granted.append(found)
+            lost_nodes.note_granted(claim, found, free_now, room)
             if is_met:
                 turns.met_count[claim.handle] += 1
             for node, share in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(share)
+    lost_nodes.note_lost(room)
+    resting = lost_nodes.resting()
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     next_history = ClaimHistory(
         nodes_of_claims(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
         turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating, frozenset(room.with_minimum),
-        history.passed_over, was_first,
+        history.passed_over, was_first, lost_nodes.vacated, lost_nodes.times,
+        tuple(dict.fromkeys(claim.handle for claim in claims if _kind(claim) in resting)),
     )  # fmt: skip
     return _with_claims(snapshot, granted), next_history
 
@@ -183,6 +208,10 @@ def _not_behind_later_others(claim: Claim, history: ClaimHistory) -> Claim:
 
 def _key(claim: Claim) -> ClaimKey:
     return ClaimKey(claim.handle, claim.waiting, claim.behind_others)
+
+
+def _kind(claim: Claim) -> ClaimKind:
+    return claim.user, _shape(claim)
 
 
 def _shape(claim: Claim) -> ClaimShape:
@@ -282,11 +311,66 @@ class _UnusedTimes:
         return self._now - self.vacated[key]
 
 
-class _GivenUp:
-    """Claims that were given up a short while ago, and what they forbid to those that wait."""
+class _LostNodes:
+    """When claims have lost nodes that tasks had to leave for them, although no job of others has taken these."""
 
-    def __init__(self, claims: Iterable[GivenUpClaim]) -> None:
+    def __init__(self, history: ClaimHistory, claims: Sequence[Claim], now: float) -> None:
+        self._history = history
+        self._claims = claims
+        self._now = now
+        #: The next ``vacated`` and ``lost`` of the history.
+        self.vacated: dict[VacatedNode, Resources] = {}
+        self.times = {
+            kind: recent
+            for kind, times in history.lost.items()
+            if (recent := tuple(at for at in times if now - at < RETRY_SECONDS))
+        }
+        #: Place of each handle in the order in which claims get room, and the first place that has room on a node.
+        self._place = {handle: place for place, handle in enumerate(dict.fromkeys(claim.handle for claim in claims))}
+        self._first_on: dict[str, int] = {}
+        #: Number of nodes that handles have got that are free or planned for them.
+        self._gained = Counter[str]()
+
+    def resting(self) -> frozenset[ClaimKind]:
+        """Kinds of claims for which no task leaves a node, since they have lost such nodes too often."""
+        return frozenset(kind for kind, times in self.times.items() if len(times) >= MAX_LOST)
+
+    def note_granted(
+        self, claim: Claim, found: ClaimedNodes, free_now: Mapping[str, Resources], room: NodeRoom
+    ) -> None:
+        """Note the nodes of a claim; ``free_now`` is what is free without them."""
+        before = self._history.vacated
+        for name, share in zip(found.nodes, found.room, strict=True):
+            node, is_free = VacatedNode(claim.handle, claim.waiting, name), share.fits_in(free_now[name])
+            if not is_free or node in before:
+                self.vacated[node] = before.get(node, room.used_by_foreign_jobs[name])
+            if (is_free or name in claim.planned) and (claim.handle, name) not in self._history.nodes:
+                self._gained[claim.handle] += 1
+            self._first_on.setdefault(name, self._place[claim.handle])
+
+    def note_lost(self, room: NodeRoom) -> None:
+        """Note which claims have lost nodes that neither jobs of others nor claims before them have taken.
+
+        They may exchange nodes for others that are free, or that are planned for them.
+        """
+        if not self._history.vacated:
+            return
+        kinds = {(claim.handle, claim.waiting): _kind(claim) for claim in self._claims}
+        lost = Counter[tuple[str, int]]()
+        for node, used in self._history.vacated.items():
+            is_there = node[:2] in kinds and node.name in room.capacity
+            if is_there and node not in self.vacated and room.used_by_foreign_jobs[node.name].fits_in(used):
+                lost[node[:2]] += self._first_on.get(node.name, math.inf) >= self._place[node.handle]
+        for kind in {kinds[key] for key, count in lost.items() if count > self._gained[key[0]]}:
+            self.times[kind] = (*self.times.get(kind, ()), self._now)
+
+
+class _GivenUp:
+    """Claims that were given up a short while ago or rest, and what they forbid to those that wait."""
+
+    def __init__(self, claims: Iterable[GivenUpClaim], resting: Collection[ClaimKind]) -> None:
         self.claims = list(claims)
+        self._resting = resting
         #: Shapes that were given up, of the claims so far, by user.
         self._given_up_so_far: dict[str, set[ClaimShape]] = defaultdict(set)
 
@@ -296,9 +380,9 @@ class _GivenUp:
         To be called for claims in the order in which they get room: one like a claim that was given up counts for those
         of its user behind it.
 
-        Neither is allowed to a claim behind claims of ``MAX_GIVEN_UP_SHAPES`` given-up shapes of its user. A claim like
-        one of its user that was given up may not have planned nodes vacated, and gets all its room only if that one was
-        ``partial``. One that was given up behind others counts only for claims behind others.
+        Neither is allowed to a claim that rests, nor to one behind claims of ``MAX_GIVEN_UP_SHAPES`` given-up shapes of
+        its user. A claim like one of its user that was given up may not have planned nodes vacated, and gets all its
+        room only if that one was ``partial``. One that was given up behind others counts only for claims behind others.
         """
         shape, so_far = _shape(claim), self._given_up_so_far[claim.user]
         alike = [
@@ -306,7 +390,7 @@ class _GivenUp:
             for each in self.claims
             if (each.user, each.shape) == (claim.user, shape) and (claim.behind_others or not each.behind_others)
         ]
-        is_behind = len(so_far) >= MAX_GIVEN_UP_SHAPES
+        is_held = len(so_far) >= MAX_GIVEN_UP_SHAPES or (claim.user, shape) in self._resting
         if alike:
             so_far.add(shape)
-        return not is_behind and all(each.partial for each in alike), not is_behind and not alike
+        return not is_held and all(each.partial for each in alike), not is_held and not alike

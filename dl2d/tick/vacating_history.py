@@ -9,9 +9,12 @@ from typing import NamedTuple, TypeAlias
 
 from dl2d.core.cluster import ClaimedNodes
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
+from dl2d.core.resources import Resources
 
 #: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
 ClaimShape: TypeAlias = tuple[object, ...]
+#: User and shape.
+ClaimKind: TypeAlias = tuple[str, ClaimShape]
 
 
 class ClaimKey(NamedTuple):
@@ -23,6 +26,14 @@ class ClaimKey(NamedTuple):
     #: Whether others have waited before it in each tick so far. How long its room is not used is counted anew, once,
     #: when none do.
     behind_others: bool
+
+
+class VacatedNode(NamedTuple):
+    """A node that tasks had to leave for the claims under a handle, and how many jobs wait under that."""
+
+    handle: str
+    waiting: int
+    name: str
 
 
 class GivenUpClaim(NamedTuple):
@@ -68,6 +79,11 @@ class ClaimHistory:
     #: Claims that still wait and before which no others waited in some tick. They are never counted as behind others
     #: again: the resource manager may say so of a job that never starts now and then.
     was_first: frozenset[ClaimKey] = frozenset()
+    #: Nodes that tasks had to leave for a claim, which still has them, each with what jobs of others used on it then.
+    vacated: Mapping[VacatedNode, Resources] = field(default_factory=dict)
+    #: When claims of a kind have lost such nodes in the last ``RETRY_SECONDS``, and the handles of claims that rest.
+    lost: Mapping[ClaimKind, tuple[float, ...]] = field(default_factory=dict)
+    resting: tuple[str, ...] = ()
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

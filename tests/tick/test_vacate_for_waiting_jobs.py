@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 from tick.world import GivesNothing, World
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
@@ -20,6 +21,7 @@ from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.daemon.api.heartbeat import Heartbeat, receive
+from dl2d.daemon.log_messages import TickLog
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
@@ -27,7 +29,7 @@ from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
 from dl2d.tick.record import Report
 from dl2d.tick.tick_context import GuardRules
-from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
+from dl2d.tick.vacate_for_waiting_jobs import MAX_LOST, RETRY_SECONDS, claim_nodes
 from dl2d.tick.vacating_history import ClaimHistory
 
 
@@ -296,6 +298,19 @@ def test_a_job_that_is_given_up_behind_others_takes_no_room_from_one_like_it_tha
         got.append([each.handle for each in world.tick(0.0).snapshot.claims])
     assert got[0] == ["1"]
     assert got[-2:] == [["2"], ["2"]]
+
+
+def test_jobs_that_were_given_up_behind_others_are_tried_together_as_soon_as_one_of_them_is_first(world: World) -> None:
+    """Otherwise those of an array would get room one after the other."""
+    world.settled(max_workers=8, max_ps=8)
+    array = [claim(str(number), 1, 950 - number, behind_others=True) for number in range(2)]
+    world.manager.claims = array
+    for _ in range(9):
+        world.tick(60.0)
+        world.settle()
+    assert world.tick(0.0).snapshot.claims == ()
+    world.manager.claims = [structs.replace(array[0], behind_others=False), array[1]]
+    assert [each.handle for each in world.tick(60.0).snapshot.claims] == ["0", "1"]
 
 
 def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 120) -> int:
@@ -783,6 +798,60 @@ def test_what_replaces_tasks_that_move_for_a_claim_makes_no_room_for_others_that
         world.manager.claims += [claim("811", 1, 9001, **share), claim("812", 2, 9002)]
         assert follow(world) == ["811", "812"]
         assert starts_and_stops(world) == []
+
+
+def test_a_claim_rests_whose_nodes_turn_out_again_and_again_not_to_be_had() -> None:
+    """Where tasks that move first are placed, there is no room left for the last one, and all stay."""
+    with closing(World(cluster_nodes=make_nodes(3, cpu=8), url="")) as world:
+        world.manager.yields = Yields.ALWAYS
+        world.manager.claims = [keep_free(1)]
+        for cpus, least, most, servers in ((2, 2, 5, 1), (2, 2, 2, 2), (3, 1, 1, 1)):
+            demand = {"worker": Resources.of(cpu=cpus), "ps": Resources.of(cpu=1)}
+            world.submit(min_workers=least, max_workers=most, max_ps=servers, **demand)
+        world.settle(12, 10.0)
+        share = {"whole": False, "demand": Resources.of(cpu=2), "eligible": frozenset({"n2"})}
+        large = claim("812", 2, 9001, whole=False, demand=Resources.of(cpu=8))
+        world.manager.claims = [claim("811", 1, 9002, **share), large, keep_free(1)]
+        tick_log = TickLog()
+        with capture_logs() as logs:
+            for _ in range(130):
+                tick_log.write(world.tick(10.0), 0.0)
+                world.beat()
+                world.manager.start_claims()
+        # One loses its node in each tick, the other when jobs have grown with a new slot.
+        assert [entry["claims"] for entry in logs if "claims" in entry] == [["partition gpu"], ["812"]]
+        assert starts_and_stops(world, 60) == []
+        world.tick(RETRY_SECONDS)
+        assert starts_and_stops(world, 10) != []
+
+
+def test_no_task_leaves_for_a_claim_that_rests_which_keeps_nodes_that_are_free_if_it_is_the_sites(world: World) -> None:
+    occupy(world, "7", "n4")
+    world.settled(max_workers=8, max_ps=8)
+    world.manager.end("7")
+    world.manager.claims = [claim(), keep_free(2)]
+    lost = {vacate_for_waiting_jobs._kind(each): (world.elapsed,) * MAX_LOST for each in world.manager.claims}
+    world.state = replace(world.state, claim_history=ClaimHistory(lost=lost))
+    report = world.tick(1.0)
+    assert [each.nodes for each in report.snapshot.claims] == [("n4",)]
+    assert report.plan.stops == ()
+    assert report.resting_claims == ("812", "partition gpu")
+    world.tick(RETRY_SECONDS)
+    assert follow(world) == ["812"]
+
+
+def test_a_claim_that_takes_a_node_which_becomes_free_has_lost_none(world: World) -> None:
+    world.manager.yields = Yields.ALWAYS
+    occupy(world, "7", "n4")
+    world.settled(min_workers=2, max_workers=2, min_ps=1, max_ps=1)
+    world.manager.pending = True
+    world.manager.claims = [keep_free(2)]
+    (kept,) = world.tick(1.0).snapshot.claims
+    assert (kept.nodes, len(kept.leaving)) == (("n2", "n3"), 2)
+    world.manager.end("7")
+    (kept,) = world.tick(1.0).snapshot.claims
+    assert (kept.nodes, len(kept.leaving)) == (("n4", "n2"), 1)
+    assert world.state.claim_history.lost == {}
 
 
 @pytest.mark.parametrize("policy", [Drf, Fifo, Srtf])
