@@ -110,8 +110,8 @@ class _JobLimits:
     reserved: Allocation
     #: Its minimum size, if it has never had that and limits keep it free for the job; besides ``reserved``.
     minimum: Allocation = NOTHING
-    #: Jobs to whose minimum sizes it yields in a limit.
-    yields_to: list[Job] = field(default_factory=list)
+    #: Jobs to whose minimum sizes it yields, each with the limits in which it does.
+    yields_to: list[tuple[Job, list[_Sum]]] = field(default_factory=list)
     #: What it gets, as decided so far.
     given: Allocation = NOTHING
     silent: bool = False
@@ -419,7 +419,7 @@ def _keep_minimum_sizes(
             if other.given != given:
                 other.reserved = other.given
             if other.given != other.desired and any(total in other.sums for total in exceeded):
-                other.yields_to.append(each.job)
+                other.yields_to.append((each.job, exceeded))
 
 
 def _reduce_to_minimum(each: _JobLimits, limits: Iterable[_Sum]) -> None:
@@ -538,8 +538,8 @@ def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
     gave_way = Constraint.COOLDOWN if broken else None
     for total in binding:
         text = f"{total.text}; the job's cool-down gave way" if broken else total.text
-        if each.yields_to and total.constraint is Constraint.LIMIT:
-            text += f"; the job yields to {_minimum_sizes_text(each.yields_to)}"
+        if jobs := [job for job, limits in each.yields_to if total in limits]:
+            text += f"; the job yields to {_minimum_sizes_text(jobs)}"
         each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
 
 

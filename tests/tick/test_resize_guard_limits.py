@@ -162,6 +162,21 @@ def test_a_job_whose_tasks_may_run_in_several_partitions_counts_in_each() -> Non
     assert decision.jobs[1].guarded[0].text == "jobs in partition p may hold gpu=5 together"
 
 
+def test_only_the_limit_in_which_a_job_yields_to_the_minimum_size_of_another_names_that() -> None:
+    jobs = [replace(a_job(number), anchor=f"anchor-{number}") for number in (1, 2, 3)]
+    snapshot = a_snapshot(jobs, BIG, held={0: Allocation(2, 1), 2: Allocation(1, 1)})
+    limits = [
+        GrowthLimit(frozenset({"anchor-1", "anchor-2"}), {"gpu": 0}, "no GPU is left"),
+        GrowthLimit(frozenset({"anchor-1", "anchor-3"}), {"cpu": 0}, "no CPU is left"),
+    ]
+    wanted = a_decision(snapshot, (4, 4), (4, 4), (1, 1))
+    decision = guard(wanted, snapshot, GuardRules(), NO_GUARD_STATE, growth_limits=limits)
+    assert [entry.allocation for entry in decision.jobs] == [(1, 1), (1, 1), (1, 1)]
+    assert {reason.text for reason in decision.jobs[0].guarded} == {
+        "no CPU is left", "no GPU is left; the job yields to the minimum size 1w+1ps of job 2"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("left", "gets"),
     [
