@@ -23,3 +23,14 @@ def test_before_the_first_weights_only_the_worker_that_sends_them_has_any():
     assert progress.newest(0) == -1
     progress.began = True
     assert progress.newest(0) == 0
+
+
+def test_a_worker_leaves_an_open_job_after_its_last_version_unless_it_waits_for_what_can_still_be_done():
+    progress = Progress()
+    progress.awaited = 5
+    assert progress.may_leave_after(-1)
+    assert progress.may_leave_after(4)
+    assert not progress.may_leave_after(5)
+    progress.patient = True
+    assert progress.may_leave_after(-1)
+    assert not progress.may_leave_after(4)

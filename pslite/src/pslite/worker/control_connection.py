@@ -9,18 +9,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Required, TypedDict
+from typing import Protocol, Required, TypedDict
 
 from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import TERMINATED
-from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
 from pslite.job.stack_dump import dump_stacks, place_of
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (
-    Beat,
     DumpStacks,
     Exit,
     Failed,
@@ -31,15 +29,15 @@ from pslite.net.messages import (
     Message,
     PlanDone,
     Prepare,
-    Pushed,
     Refused,
     RollBack,
     Stacks,
 )
 from pslite.storage.checkpoint_files import Saver
+from pslite.worker.progress_reports import ProgressReports
 from pslite.worker.script_process import FAIL_GRACE_SECONDS, ScriptProcess
-from pslite.worker.step_progress import PROGRESS_SECONDS, Progress
-from pslite.worker.training_session import Drained, Stopwatch
+from pslite.worker.step_progress import Progress
+from pslite.worker.training_session import Drained
 
 #: maximum number of characters of `Stacks.place`
 _MAX_PLACE = 1000
@@ -56,6 +54,19 @@ class MemberOptions(TypedDict, total=False):
     join_timeout: float
     process: ScriptProcess | None
     faults: FaultHook | None
+
+
+class ControlHandler(Protocol):
+    """What differs between kinds of workers in the control thread."""
+
+    def hear(self, message: FromCoordinator) -> None:
+        """Take a message that is not the same for all kinds of workers."""
+
+    def wake(self) -> None:
+        """Make the user's thread look at what the control thread has heard."""
+
+    def waits_for(self) -> tuple[str, ...]:
+        """Return the tasks from which this worker waits for data, as far as known."""
 
 
 class Membership(ABC):
@@ -78,6 +89,9 @@ class Membership(ABC):
 
     """
 
+    #: set before the worker joins
+    _handler: ControlHandler
+
     def __init__(
         self,
         identity: Identity,
@@ -89,6 +103,7 @@ class Membership(ABC):
         faults: FaultHook | None = None,
     ) -> None:
         self._progress = Progress()
+        self._reports = ProgressReports(self._progress, self._send)
         self._identity = identity
         self._faults = FaultPoints(faults, identity.task)
         self._coordinator = coordinator
@@ -96,7 +111,6 @@ class Membership(ABC):
         self._join_timeout = join_timeout
         self._process = process or ScriptProcess()
         self._job = ""
-        self._lock = threading.Lock()
         #: set by the control thread: why the job has failed
         self._failure = ""
         #: set by the control thread: why the job goes back to a checkpoint
@@ -106,21 +120,9 @@ class Membership(ABC):
         self._last = -1
         self._over = False
         self._raised = False
-        self._loss = 0.0
-        self._loss_samples = 0
-        self._said_progress = 0.0
-        #: the work of the user's thread
-        self._meter = ThroughputMeter()
-        self._steps = StepTimer()
-        #: waiting for a new plan, and what was reported of it; whether this worker was a member of the plan before
-        self._suspension = Stopwatch()
-        self._suspensions: list[float] = []
-        self._was_member = False
         self._client: CoordinatorClient | None = None
         self._thread: threading.Thread | None = None
-        #: the thread of the script, and whether it computes: it does not wait for others
         self._script_thread = threading.get_ident()
-        self._computes = False
 
     @property
     @abstractmethod
@@ -131,18 +133,6 @@ class Membership(ABC):
     def version(self) -> int:
         """Completed updates."""
         return self._progress.version
-
-    @abstractmethod
-    def _handle_other(self, message: FromCoordinator) -> None:
-        """Take a message that is not the same for all kinds of workers; in the control thread."""
-
-    def _waits_for(self) -> tuple[str, ...]:
-        """Return the tasks from which this worker waits for data, as far as known; called in the control thread."""
-        return ()
-
-    @abstractmethod
-    def _wake(self) -> None:
-        """Make the user's thread look at what the control thread has heard."""
 
     # --- joining and leaving --------------------------------------------------------------------------------------
 
@@ -220,14 +210,10 @@ class Membership(ABC):
         if self._rolled_back:
             self._over = True
             self._process.begin_again(self._rolled_back)
-        if self._exit and self._may_leave():
+        if self._exit and self._progress.may_leave_after(self._last):
             self._send(Leave())
             self._over = True
             raise Drained
-
-    def _may_leave(self) -> bool:
-        """Whether nothing is to be finished before."""
-        return True
 
     # --- the control thread ---------------------------------------------------------------------------------------
 
@@ -235,38 +221,9 @@ class Membership(ABC):
         if self._client is not None:
             self._client.send(message)
 
-    def _note_progress(self, loss: float, samples: int) -> None:
-        with self._lock:
-            self._loss += loss
-            self._loss_samples += samples
-
-    def _report_progress(self, *, force: bool = False, resize: ResizeSteps | None = None) -> None:
-        now = time.monotonic()
-        if force or resize is not None or now - self._said_progress >= PROGRESS_SECONDS:
-            self._said_progress = now
-            with self._lock:
-                loss, samples, self._loss, self._loss_samples = self._loss, self._loss_samples, 0.0, 0
-                steps = self._steps.take() if force else None
-            pace = self._meter.take() if force else None
-            version = self.version
-            self._send(Beat(version=version, loss=loss, samples=samples, steps=steps, pace=pace, resize=resize))
-
-    def _report_suspension(self, plan: int) -> None:
-        """Report with the first push under a plan how long the worker has waited for it."""
-        waited = self._suspension.total_ms if self._was_member else None
-        if waited is not None:
-            self._suspensions.append(waited)
-        self._send(Pushed(plan=plan, suspension_ms=waited))
-
     def _saver_of(self, spec: JobSpec) -> Saver:
         """Return what writes this worker's parts of checkpoints."""
         return Saver(spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
-
-    def _note_step(self) -> None:
-        """A step has ended."""
-        with self._lock:
-            resize = self._steps.step_ended(time.monotonic())
-        self._report_progress(resize=resize)
 
     def _control_loop(self) -> None:
         client = self._client
@@ -286,17 +243,15 @@ class Membership(ABC):
                 now = time.monotonic()
                 if now - beaten >= client.heartbeat:
                     beaten = now
-                    self._report_progress(force=True)
+                    self._reports.report(force=True)
 
     def _handle(self, message: FromCoordinator) -> None:
         if self._faults.reached(FaultPoint.MESSAGE, message):
             return
         if isinstance(message, Prepare):
-            with self._lock:
-                self._steps.resize_began(time.monotonic())
+            self._reports.resize_began()
         elif isinstance(message, PlanDone):
-            with self._lock:
-                self._steps.resize_done(message.plan)
+            self._reports.resize_done(message.plan)
         if isinstance(message, Exit):
             if message.version < 0:
                 self._say(message.reason)
@@ -310,13 +265,14 @@ class Membership(ABC):
             self._job_failed(message.reason)
         elif isinstance(message, DumpStacks):
             dump_stacks()
-            place, waits_for = place_of(self._script_thread), () if self._computes else self._waits_for()
-            self._send(Stacks(computes=self._computes, place=place[-_MAX_PLACE:], waits_for=waits_for))
+            computes = self._progress.computes
+            place, waits_for = place_of(self._script_thread), () if computes else self._handler.waits_for()
+            self._send(Stacks(computes=computes, place=place[-_MAX_PLACE:], waits_for=waits_for))
         elif isinstance(message, Refused):
             self._job_failed(f"the coordinator refused {self._identity.task}: {message.reason}")
         else:
-            self._handle_other(message)
-        self._wake()
+            self._handler.hear(message)
+        self._handler.wake()
 
     def _job_failed(self, reason: str) -> None:
         self._failure = reason
@@ -325,7 +281,7 @@ class Membership(ABC):
 
     def _outlasts_the_script(self) -> bool:
         """Wait for the user's thread to notice what has happened; returns whether it does not."""
-        self._wake()
+        self._handler.wake()
         deadline = time.monotonic() + FAIL_GRACE_SECONDS
         while not self._over and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: the least time between two progress reports of a fast loop
-PROGRESS_SECONDS = 0.1
-
 
 class Progress:
     """Versions of a worker's weights; of the sums of gradients, where the workers update.
@@ -17,6 +14,10 @@ class Progress:
     def __init__(self) -> None:
         #: completed updates
         self.version = 0
+        #: whether the script computes: it does not wait for others
+        self.computes = False
+        #: whether it waits for something that can be done when the last version is there
+        self.patient = False
         #: whether the first weights are here, so that a script that ends now leaves the job in its middle
         self.entered = False
         #: whether the job has begun with weights of this worker
@@ -43,6 +44,10 @@ class Progress:
     def wants(self, block: int, version: int) -> bool:
         """Whether that version of a block is awaited."""
         return block in self.missing and (self.any_version or version == self.awaited)
+
+    def may_leave_after(self, version: int) -> bool:
+        """Whether nothing is to be done before the worker leaves an open job whose last version that is; -1: any."""
+        return version < 0 or (self.awaited > version and not self.patient)
 
     def newest(self, block: int) -> int:
         """Return the version that is here of a block; -1 if there is none."""

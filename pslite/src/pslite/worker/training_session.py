@@ -61,7 +61,9 @@ class Share:
 class Session(Protocol):
     """What the adapters (PyTorch, plain numpy) program against."""
 
-    share: Share
+    @property
+    def share(self) -> Share:
+        """What this worker does in the next step."""
 
     @property
     def spec(self) -> JobSpec:

@@ -38,7 +38,6 @@ from pslite.net.messages import (
     Complete,
     Digests,
     Failed,
-    Finished,
     FromCoordinator,
     Nack,
     PlanDone,
@@ -47,9 +46,6 @@ from pslite.net.messages import (
     Published,
     Ready,
     Restored,
-)
-from pslite.net.messages import (
-    Drained as DrainedMessage,
 )
 from pslite.numeric.gradient_sums import Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver, to_resume
@@ -177,14 +173,14 @@ class AllReduceWorker(Membership):
         )
         self._recover()
         self._catch_up()
-        self._computes = True
+        self._progress.computes = True
 
     def finish(self) -> None:
         """Say that the last version is reached, and wait until everybody has it: somebody may need ours."""
-        self._computes = False
-        self._report_progress(force=True)
+        self._progress.computes = False
+        self._reports.report(force=True)
         self._send(Digests(blocks=self._replica.digests()))
-        self._send(Finished(version=self.version, suspension_ms=self._suspensions))
+        self._reports.finished()
         while self._chief is None:
             try:
                 self._wait(lambda: self._chief is not None)
@@ -215,8 +211,7 @@ class AllReduceWorker(Membership):
 
     def _leave(self, plan: int) -> None:
         """Wait to be let go: until then the others may need our state."""
-        self._report_progress(force=True)
-        self._send(DrainedMessage(plan=plan))
+        self._reports.drained(plan)
         self._wait(lambda: False)
 
     # --- a step ---------------------------------------------------------------------------------------------------
@@ -252,17 +247,17 @@ class AllReduceWorker(Membership):
                 "each once"
             )
         before = self.version
-        self._computes = False
+        self._progress.computes = False
         try:
             self._step(contributions)
         except _GroupBroken:
             self._recover()
         self._catch_up()
-        self._computes = True
+        self._progress.computes = True
         if self.version == before:
             return self.share.nodes
-        self._note_progress(loss, samples)
-        self._note_step()
+        self._reports.add_loss(loss, samples)
+        self._reports.step_ended()
         return ()
 
     def _catch_up(self) -> None:
@@ -315,14 +310,14 @@ class AllReduceWorker(Membership):
         """Wait until nobody is getting a block from us any more: a change that has begun must be made whole."""
         if all(giving.spares(block) for giving in self._giving):
             return
-        self._suspension.start()
+        self._reports.suspension.start()
         while not all(giving.spares(block) for giving in self._giving):
             self._check()
             if self._plan is not None and self._recovery > self._plan.number:
                 self._stop_giving()
             self._bell.wait(_LOOK_SECONDS)
             self._bell.clear()
-        self._suspension.stop()
+        self._reports.suspension.stop()
 
     @staticmethod
     def _compare(plan: Plan, version: int, said: NDArray[np.int64]) -> None:
@@ -346,7 +341,7 @@ class AllReduceWorker(Membership):
             self._divide(group, range(group.size))
         if self._unreported == plan.number:
             self._unreported = 0
-            self._report_suspension(plan.number)
+            self._reports.first_push(plan.number)
 
     def _divide(self, group: Group, ready: Sequence[int]) -> None:
         self._division = Division(self.spec, group.size, ready, self.weights.memory.size)
@@ -360,13 +355,13 @@ class AllReduceWorker(Membership):
         """Take a plan into use: all of its workers do so, at the newest version that one of them has."""
         group, plan = stage.group, stage.plan
         assert group is not None
-        self._was_member = self._progress.entered
-        self._suspension.total_ms = 0.0
-        self._suspension.start()
+        self._reports.was_member = self._progress.entered
+        self._reports.suspension.total_ms = 0.0
+        self._reports.suspension.start()
         self._plan, self._group = plan, group
         self._summing.reserve(stage.room)
         versions = self._versions(group)
-        self._suspension.stop()
+        self._reports.suspension.stop()
         self._newest = max(versions)
         if self._newest < 0:
             if not stage.fresh:

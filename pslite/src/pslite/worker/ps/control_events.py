@@ -32,6 +32,7 @@ from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.recovery import Recovery
+from pslite.worker.step_progress import Progress
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
@@ -41,12 +42,14 @@ Event = (
 
 
 class ControlEvents:
-    """Queue of events, filled by any thread and emptied by the script's.
+    """Queue of events, filled by any thread and emptied by the script's, mostly while that waits.
 
     Parameters
     ----------
     send
         takes messages for the coordinator.
+    check
+        looks at what other threads have to say, in the script's thread.
     faults
         the worker's fault points.
 
@@ -59,9 +62,18 @@ class ControlEvents:
     initial: InitialState
     recovery: Recovery
 
-    def __init__(self, plans: PlanTable, send: Callable[[Message], None], faults: FaultPoints) -> None:
+    def __init__(
+        self,
+        plans: PlanTable,
+        progress: Progress,
+        send: Callable[[Message], None],
+        check: Callable[[], None],
+        faults: FaultPoints,
+    ) -> None:
         self._plans = plans
+        self._progress = progress
         self._send = send
+        self._check = check
         self._faults = faults
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._closed = False
@@ -92,10 +104,22 @@ class ControlEvents:
                 f"the coordinator sent {type(message).__name__}, a message that no worker of a job with servers accepts"
             )
 
+    def wake(self) -> None:
+        """Make the script's thread look at what there is."""
+        self.plane.wake()
+
+    def waits_for(self) -> tuple[str, ...]:
+        """Return the servers whose blocks are missing."""
+        plans, progress = self._plans, self._progress
+        with contextlib.suppress(RuntimeError):  # they are coming in
+            missing = progress.missing if plans.current is not None else ()
+            return tuple({plans.owner_at(number, progress.awaited) for number in missing} - {""})
+        return ()
+
     def put(self, event: PreparedPlan | Link) -> None:
         """Hand over what was prepared or opened."""
         self._queue.put(event)
-        self.plane.wake()
+        self.wake()
         if self._closed:
             self.discard()
 
@@ -118,6 +142,19 @@ class ControlEvents:
 
     # --- the script's thread --------------------------------------------------------------------------------------
 
+    def wait(self, done: Callable[[], bool], *, patient: bool = False) -> None:
+        """Move frames and take up events until `done`.
+
+        `patient` where others of an open job may want the same when its first worker has ended.
+        """
+        progress = self._progress
+        computed, progress.computes, progress.patient = progress.computes, False, patient
+        try:
+            self.plane.pump(done, self._check)
+        finally:
+            progress.patient = False
+        progress.computes = computed
+
     def take_all(self) -> None:
         """Take up all events that there are."""
         while not self._queue.empty():
@@ -136,9 +173,10 @@ class ControlEvents:
                     event.close()
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Take nothing more, and close all connections."""
         self._closed = True
         self.discard()
+        self.plane.close()
 
     def _take(self, event: Event) -> None:
         match event:

@@ -39,7 +39,7 @@ class PlanTable:
     """
 
     def __init__(self, task: str) -> None:
-        self._task = task
+        self.task = task
         #: the plan in force, and its first version
         self.current: Plan | None = None
         self.first = 0
@@ -137,6 +137,11 @@ class PlanTable:
     def inherited(self) -> tuple[int, ...]:
         """Tree nodes of dead workers that this one computes under the current plan."""
         return self._inherited.get(self.current.number, ()) if self.current is not None else ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of the current plan that is alive."""
+        return self.workers()[:1] == [self.task]
 
     def workers(self) -> list[str]:
         """Return the workers of the current plan that are alive, in its order."""

@@ -1,0 +1,94 @@
+"""What a worker reports to the coordinator about its training: progress, times of steps, throughput, suspensions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
+from pslite.net.messages import Beat, Drained, Finished, Message, Pushed
+from pslite.worker.step_progress import Progress
+from pslite.worker.training_session import Stopwatch
+
+#: the least time between two progress reports of a fast loop
+_PROGRESS_SECONDS = 0.1
+
+
+class ProgressReports:
+    """Sums up what the script's thread does, and sends reports of it; `report` may be called by any thread.
+
+    Parameters
+    ----------
+    progress
+        the worker's.
+    send
+        takes messages for the coordinator.
+
+    """
+
+    def __init__(self, progress: Progress, send: Callable[[Message], None]) -> None:
+        self._progress = progress
+        self._send = send
+        #: the work of the script's thread
+        self.meter = ThroughputMeter()
+        #: waiting for a new plan, and whether this worker was a member of the plan before
+        self.suspension = Stopwatch()
+        self.was_member = False
+        #: milliseconds that were reported of it
+        self._suspensions: list[float] = []
+        self._lock = threading.Lock()
+        self._steps = StepTimer()
+        self._loss = 0.0
+        self._samples = 0
+        self._reported = 0.0
+
+    def add_loss(self, loss: float, samples: int) -> None:
+        """Add the sum of the losses of some samples."""
+        with self._lock:
+            self._loss += loss
+            self._samples += samples
+
+    def step_ended(self) -> None:
+        """Note the end of a step."""
+        with self._lock:
+            resize = self._steps.step_ended(time.monotonic())
+        self.report(resize=resize)
+
+    def resize_began(self) -> None:
+        """Note that a plan is prepared."""
+        with self._lock:
+            self._steps.resize_began(time.monotonic())
+
+    def resize_done(self, plan: int) -> None:
+        """Note that all members have moved to a plan."""
+        with self._lock:
+            self._steps.resize_done(plan)
+
+    def report(self, *, force: bool = False, resize: ResizeSteps | None = None) -> None:
+        """Report the version and the losses, unless that was done just before."""
+        now = time.monotonic()
+        if force or resize is not None or now - self._reported >= _PROGRESS_SECONDS:
+            self._reported = now
+            with self._lock:
+                loss, samples, self._loss, self._samples = self._loss, self._samples, 0.0, 0
+                steps = self._steps.take() if force else None
+            pace = self.meter.take() if force else None
+            version = self._progress.version
+            self._send(Beat(version=version, loss=loss, samples=samples, steps=steps, pace=pace, resize=resize))
+
+    def first_push(self, plan: int) -> None:
+        """Report with the first push under a plan how long the worker has waited for it."""
+        waited = self.suspension.total_ms if self.was_member else None
+        if waited is not None:
+            self._suspensions.append(waited)
+        self._send(Pushed(plan=plan, suspension_ms=waited))
+
+    def drained(self, plan: int) -> None:
+        """Report that this worker has done its last step, as it is not in a plan."""
+        self.report(force=True)
+        self._send(Drained(plan=plan))
+
+    def finished(self, *, chief: bool = False) -> None:
+        """Report that this worker has the last version."""
+        self._send(Finished(version=self._progress.version, suspension_ms=self._suspensions, chief=chief))
