@@ -15,64 +15,27 @@ version among them is theirs, who has an older one gets it, and they go on from 
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pslite.errors import JobFailed, PeerLost, ProtocolError, PsliteError, UsageError
+from pslite.errors import JobFailed, PeerLost, ProtocolError, UsageError
 from pslite.job.job_spec import JobSpec
 from pslite.job.membership_plan import Plan
-from pslite.job.reduction_tree import held
 from pslite.job.weight_blocks import cut
 from pslite.net.authentication import Identity
-from pslite.net.messages import (
-    Abort,
-    Announced,
-    Broken,
-    Commit,
-    Complete,
-    Digests,
-    Failed,
-    FromCoordinator,
-    Nack,
-    PlanDone,
-    Prepare,
-    Publish,
-    Published,
-    Ready,
-    Restored,
-)
+from pslite.net.messages import Announced, Broken, Digests, Failed, Restored
 from pslite.numeric.gradient_sums import Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver, to_resume
-from pslite.worker.allreduce.gradient_summing import Division, Summing, room
-from pslite.worker.allreduce.process_group import CLOSE_SECONDS, FAIL_SECONDS, Bytes, Group, RelayStore, Work
+from pslite.worker.allreduce.gradient_summing import Division, Summing
+from pslite.worker.allreduce.plan_groups import GroupBroken, PlanGroups, ReadyPlan
+from pslite.worker.allreduce.process_group import Group, Work
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.model_replica import ModelReplica
 from pslite.worker.training_session import Share
-
-_LOOK_SECONDS = 1.0
-
-
-class _GroupBroken(Exception):
-    """The group in use cannot go on; the coordinator makes another one."""
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """A plan that this worker is ready for; without a group if it is not in it."""
-
-    plan: Plan
-    group: Group | None
-    #: whether nobody has had weights yet, so that the first worker begins
-    fresh: bool
-    #: memory that its steps need, by round
-    room: list[Bytes]
 
 
 class AllReduceWorker(Membership):
@@ -104,14 +67,14 @@ class AllReduceWorker(Membership):
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
         self.share = Share(spec, 1, 0)
+        self._groups = self._handler = PlanGroups(
+            identity.task, spec, self.weights.memory.size, self.supply, self._send, self._check
+        )
         self._host = host
         self._replica = ModelReplica(spec, self.blocks, self.weights)
         self._summing = Summing(spec, self.blocks)
         self._plan: Plan | None = None
         self._group: Group | None = None
-        #: groups that are there (they take a moment to close), and threads that make some
-        self._made: list[Group] = []
-        self._making: list[threading.Thread] = []
         self._division = Division(spec, 1, (0,), self.weights.memory.size)
         #: whether others have the weights of the present version and we get them in the coming step; from whom, and
         #: which version that is
@@ -123,15 +86,6 @@ class AllReduceWorker(Membership):
         self._saver: Saver | None = None
         #: a plan whose first step is not done yet
         self._unreported = 0
-        # shared with other threads
-        self._bell = threading.Event()
-        self._stages_lock = threading.Lock()
-        self._stages: dict[int, _Stage] = {}
-        self._stores: dict[int, RelayStore] = {}
-        #: the newest plan that takes the place of a broken one
-        self._recovery = 0
-        self._commit = 0
-        self._chief: str | None = None
 
     @property
     def spec(self) -> JobSpec:
@@ -141,8 +95,8 @@ class AllReduceWorker(Membership):
     @property
     def is_chief(self) -> bool:
         """Whether this worker is the first of the plan in force; after the end, whether it writes files."""
-        if self._chief is not None:
-            return self._chief == self._identity.task
+        if self._groups.chief is not None:
+            return self._groups.chief == self._identity.task
         return self._group is not None and self._group.rank == 0
 
     # --- joining and leaving --------------------------------------------------------------------------------------
@@ -161,13 +115,12 @@ class AllReduceWorker(Membership):
 
         """
         client = self._open()
-        self._host = self._host or client.own_host
-        self._taking = Taking(self._identity, self._job, self._host, self._say)
+        self._groups.host = host = self._host or client.own_host
+        self._taking = Taking(self._identity, self._job, host, self._say)
         self._saver = self._saver_of(self.spec)
-        host = f"[{self._host}]" if ":" in self._host else self._host
         self._join(
             self.spec,
-            address=f"{host}:{self._taking.port}",
+            address=f"[{host}]:{self._taking.port}" if ":" in host else f"{host}:{self._taking.port}",
             local=self._taking.local,
             machine=self._taking.machine,
         )
@@ -181,25 +134,18 @@ class AllReduceWorker(Membership):
         self._reports.report(force=True)
         self._send(Digests(blocks=self._replica.digests()))
         self._reports.finished()
-        while self._chief is None:
+        while self._groups.chief is None:
             try:
-                self._wait(lambda: self._chief is not None)
-            except _GroupBroken:
+                self._groups.wait(lambda: self._groups.chief is not None)
+            except GroupBroken:
                 self._recover()
         assert self._saver is not None
         self._saver.close()
-        self._close_groups(sys.maxsize)
+        self._groups.close_before(sys.maxsize)
 
     def _close(self) -> None:
         self._abandon()
-        self._close_groups(sys.maxsize)
-        began = time.monotonic()
-        with self._stages_lock:
-            making, made = [*self._making], [*self._made]
-        for thread in making:
-            thread.join(max(0.0, began + FAIL_SECONDS - time.monotonic()))
-        for group in made:
-            group.join(max(0.0, began + CLOSE_SECONDS - time.monotonic()))
+        self._groups.close()
         if self._taking is not None:
             self._taking.close()
 
@@ -212,7 +158,7 @@ class AllReduceWorker(Membership):
     def _leave(self, plan: int) -> None:
         """Wait to be let go: until then the others may need our state."""
         self._reports.drained(plan)
-        self._wait(lambda: False)
+        self._groups.wait(lambda: False)
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +196,7 @@ class AllReduceWorker(Membership):
         self._progress.computes = False
         try:
             self._step(contributions)
-        except _GroupBroken:
+        except GroupBroken:
             self._recover()
         self._catch_up()
         self._progress.computes = True
@@ -265,7 +211,7 @@ class AllReduceWorker(Membership):
         while not self.share.nodes and self.version < self.spec.total_versions:
             try:
                 self._step(())
-            except _GroupBroken:
+            except GroupBroken:
                 self._recover()
 
     def _step(self, contributions: Sequence[Contribution]) -> None:
@@ -273,10 +219,10 @@ class AllReduceWorker(Membership):
         group, plan = self._group, self._plan
         assert group is not None
         assert plan is not None
-        self._look()
+        self._groups.look()
         version = self._newest if self._behind else self.version
-        ready = group.rank == 0 and plan.number < self._commit and version + 1 < self.spec.total_versions
-        stamp = self._commit if ready else 0
+        ready = group.rank == 0 and plan.number < self._groups.committed and version + 1 < self.spec.total_versions
+        stamp = self._groups.committed if ready else 0
         try:
             said = None
             works: list[Work] = []
@@ -301,10 +247,10 @@ class AllReduceWorker(Membership):
         if stamp:
             if group.rank == 0:
                 self._send(Announced(plan=stamp, first=self.version))
-            stage = self._stages[stamp]
-            if stage.group is None:
+            coming = self._groups.ready(stamp)
+            if coming.group is None:
                 self._leave(stamp)
-            self._enter(stage)
+            self._enter(coming)
 
     def _before_change(self, block: int) -> None:
         """Wait until nobody is getting a block from us any more: a change that has begun must be made whole."""
@@ -313,10 +259,9 @@ class AllReduceWorker(Membership):
         self._reports.suspension.start()
         while not all(giving.spares(block) for giving in self._giving):
             self._check()
-            if self._plan is not None and self._recovery > self._plan.number:
+            if self._groups.superseded:
                 self._stop_giving()
-            self._bell.wait(_LOOK_SECONDS)
-            self._bell.clear()
+            self._groups.rest()
         self._reports.suspension.stop()
 
     @staticmethod
@@ -351,20 +296,20 @@ class AllReduceWorker(Membership):
 
     # --- from plan to plan ----------------------------------------------------------------------------------------
 
-    def _enter(self, stage: _Stage) -> None:
+    def _enter(self, ready: ReadyPlan) -> None:
         """Take a plan into use: all of its workers do so, at the newest version that one of them has."""
-        group, plan = stage.group, stage.plan
+        group, plan = ready.group, ready.plan
         assert group is not None
         self._reports.was_member = self._progress.entered
         self._reports.suspension.total_ms = 0.0
         self._reports.suspension.start()
-        self._plan, self._group = plan, group
-        self._summing.reserve(stage.room)
+        self._plan, self._group, self._groups.current = plan, group, plan.number
+        self._summing.reserve(ready.room)
         versions = self._versions(group)
         self._reports.suspension.stop()
         self._newest = max(versions)
         if self._newest < 0:
-            if not stage.fresh:
+            if not ready.fresh:
                 self._fail("no worker that is left has the weights")
             if group.rank == 0:
                 self._begin()
@@ -376,7 +321,7 @@ class AllReduceWorker(Membership):
         if group.rank == self._giver:
             states = self._replica.states
             self._giving = [
-                Giving(plan.workers[rank], self._identity, plan.number, self.version, states, self._bell.set)
+                Giving(plan.workers[rank], self._identity, plan.number, self.version, states, self._groups.wake)
                 for rank in behind
             ]
         self._unreported = plan.number
@@ -417,7 +362,7 @@ class AllReduceWorker(Membership):
         if self._progress.entered:
             states = [np.empty_like(state) for state in states]
         try:
-            version = self._taking.take(plan.workers[self._giver], plan.number, states, self._look)
+            version = self._taking.take(plan.workers[self._giver], plan.number, states, self._groups.look)
         except (PeerLost, ProtocolError) as error:
             self._broke(str(error))
         except BaseException:
@@ -433,28 +378,13 @@ class AllReduceWorker(Membership):
         """Take the next plan into use that does not need the present one's group."""
         while True:
             self._abandon()
-            known = self._plan.number if self._plan is not None else 0
-            stage = self._next_stage(known)
+            ready = self._groups.replacement(any_plan=not self._progress.entered)
             try:
-                self._enter(stage)
-            except _GroupBroken:
+                self._enter(ready)
+            except GroupBroken:
                 continue
-            self._close_groups(stage.plan.number)
+            self._groups.close_before(ready.plan.number)
             return
-
-    def _next_stage(self, known: int) -> _Stage:
-        """Wait for a plan that takes the place of a broken one, or for a worker that joins: for any."""
-        while True:
-            self._check()
-            with self._stages_lock:
-                if self._recovery > known:
-                    stage = self._stages.get(self._recovery)
-                else:
-                    stage = self._stages.get(max(self._stages, default=0)) if not self._progress.entered else None
-            if stage is not None and stage.plan.number > known and stage.group is not None:
-                return stage
-            self._bell.wait(_LOOK_SECONDS)
-            self._bell.clear()
 
     def _abandon(self) -> None:
         """Give up what is under way."""
@@ -471,15 +401,14 @@ class AllReduceWorker(Membership):
         """The exchange failed: the coordinator knows why, or is told now."""
         self._abandon()
         self._check()
-        assert self._plan is not None
-        if self._recovery <= self._plan.number:
-            self._send(Broken(plan=self._plan.number, reason=reason))
-        raise _GroupBroken
+        if not self._groups.superseded:
+            self._send(Broken(plan=self._groups.current, reason=reason))
+        raise GroupBroken
 
     def _fail(self, reason: str) -> NoReturn:
         self._abandon()
         self._send(Failed(reason=reason))
-        self._wait(lambda: False)
+        self._groups.wait(lambda: False)
         raise JobFailed(reason)
 
     # --- waiting --------------------------------------------------------------------------------------------------
@@ -487,101 +416,9 @@ class AllReduceWorker(Membership):
     def _await(self, works: Sequence[Work]) -> None:
         """Wait for operations of the group; raises ``PeerLost`` if one failed."""
         try:
-            self._wait(lambda: all(work.done for work in works))
+            self._groups.wait(lambda: all(work.done for work in works))
         except BaseException:
             self._abandon()
             raise
         for work in works:
             work.result()
-
-    def _wait(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self._look()
-            self._bell.wait(_LOOK_SECONDS)
-            self._bell.clear()
-
-    def _look(self) -> None:
-        """Look at what the control thread has heard."""
-        self._check()
-        if self._plan is not None and self._recovery > self._plan.number:
-            raise _GroupBroken
-
-    # --- the control thread ---------------------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        self._bell.set()
-
-    def _handle_other(self, message: FromCoordinator) -> None:
-        if isinstance(message, Prepare):
-            number = message.plan.number
-            store = RelayStore(lambda key, value: self._send(Publish(plan=number, key=key, value=value)))
-            making = threading.Thread(
-                target=self._make_ready, args=(message, store), name="pslite-prepare", daemon=True
-            )
-            with self._stages_lock:
-                self._stores[number] = store
-                self._making = [thread for thread in self._making if thread.is_alive()] + [making]
-                making.start()
-            if message.recover:
-                self._recovery = number
-        elif isinstance(message, Published):
-            with self._stages_lock:
-                receiver = self._stores.get(message.plan)
-            if receiver is not None:
-                receiver.take(message.key, message.value)
-        elif isinstance(message, Abort):
-            self._forget([message.plan])
-        elif isinstance(message, Commit):
-            self._commit = message.plan
-        elif isinstance(message, PlanDone):
-            self._close_groups(message.plan)
-        elif isinstance(message, Complete):
-            self._chief = message.chief
-        else:
-            raise ProtocolError(
-                f"the coordinator sent {type(message).__name__}, a message that no worker of an all-reduce job accepts"
-            )
-
-    def _close_groups(self, below: int) -> None:
-        """Close what belongs to plans before one."""
-        self._forget([number for number in [*self._stores] if number < below])
-
-    def _forget(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            with self._stages_lock:
-                store, stage = self._stores.pop(number, None), self._stages.pop(number, None)
-            if store is not None:
-                store.close()
-            if stage is not None and stage.group is not None:
-                stage.group.close()
-
-    def _make_ready(self, message: Prepare, store: RelayStore) -> None:
-        """Make the group of a plan; runs beside the computation."""
-        plan = message.plan
-        rank, size = plan.worker_index(self._identity.task), len(plan.workers)
-        group = None
-        memory: list[Bytes] = []
-        try:
-            if message.spec != self.spec:
-                raise UsageError("the plan's job description differs from that of this worker's script")
-            if rank >= 0:
-                group = Group(rank, size, store, self._host, self._bell.set, message.progress_seconds)
-                with self._stages_lock:
-                    self._made = [other for other in self._made if not other.join(0.0)] + [group]
-                how = Division(self.spec, size, range(size), self.weights.memory.size)
-                memory = room(self.spec, how, rank)
-                self.supply.reserve(held(how.nodes[rank], how.leaves))
-        except PsliteError as error:
-            if not store.closed:
-                self._send(Nack(plan=plan.number, reason=str(error) or type(error).__name__))
-            return
-        with self._stages_lock:
-            wanted = plan.number in self._stores
-            if wanted:
-                self._stages[plan.number] = _Stage(plan, group, message.fresh, memory)
-        if not wanted:
-            if group is not None:
-                group.close()
-            return
-        self._bell.set()
-        self._send(Ready(plan=plan.number))
