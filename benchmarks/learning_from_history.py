@@ -115,7 +115,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
         def night(start: Checkpoint, name: str, days: int = days) -> Checkpoint:
             write_checkpoint(start, folder / name / "start")
             settings = site(url, design, folder / name / "start")
-            chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed)
+            chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed, gate=False)
             now = MONDAY + days * DAY
             return learn(settings, store, design, chosen, tell=lambda *_, **__: None, now=now).checkpoint
 

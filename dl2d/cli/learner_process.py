@@ -74,7 +74,7 @@ def _learn(settings: Settings) -> Path:
             print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
     with reading(settings) as store:
-        chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed)
+        chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed, gate=True)
         learned = learn(settings, store, settings.policy.name, chosen, tell=tell, now=time.time())
         candidate = judged(settings, store, learned, checked(settings, store, learned, tell=tell), tell=tell)
         review = live_review(settings, store.registry, learned.split, tell=tell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,15 @@ from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version,
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
-from dl2d.learning.promotion_gate import SHORTEST_SLOT_SECONDS, GateSettings, Verdict, compare
+from dl2d.learning.promotion_gate import (
+    SHORTEST_SLOT_SECONDS,
+    GateSettings,
+    Verdict,
+    compare,
+    too_little_to_compare,
+)
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.split_of_recorded_days import Split, split_history
+from dl2d.learning.split_of_recorded_days import Case, Split, split_history
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
@@ -117,6 +124,16 @@ def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(map(str, days)) if isinstance(days, list | tuple) else ()
 
 
+def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint) -> str:
+    """Why the gate would refuse all that is trained on this split, in its words: too few days or jobs; else empty."""
+    is_site = not settings.mode.acts
+    trained_on = {*learned_days(parent), *(day.name for day in split.trained_on)}
+    too_little = too_little_to_compare(
+        _cases(split, is_site=is_site), _gate_settings(settings, split, 0.0, _not_counted(trained_on, is_site=is_site))
+    )
+    return "" if too_little is None else too_little.reason
+
+
 def on_trial(
     settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell,
     margin: float | None = None, problem: str = "",
@@ -137,21 +154,16 @@ def on_trial(
     elif candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is the version that decides already")
     else:
+        checkpoint = getattr(candidate.policy, "checkpoint", None)
+        days = learned_days(checkpoint) if isinstance(checkpoint, Checkpoint) else ()
         compared = compare(
-            split.period_cases if is_site else split.cases,
+            _cases(split, is_site=is_site),
             candidate.policy,
             current.policy,
             load_placement(settings.placement),
             costs=split.costs,
             rules=guard_rules(settings),
-            settings=GateSettings(
-                timeout=settings.policy.timeout_seconds,
-                min_days=settings.learning.gate_min_days,
-                min_jobs=settings.learning.gate_min_jobs,
-                margin=margin,
-                whatever_speeds=split.unreported > 0,
-                not_counted=_not_counted(candidate.policy, is_site=is_site),
-            ),
+            settings=_gate_settings(settings, split, margin, _not_counted(days, is_site=is_site)),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
@@ -175,11 +187,24 @@ def on_trial(
     )
 
 
-def _not_counted(candidate: Policy, *, is_site: bool) -> str:
+def _cases(split: Split, *, is_site: bool) -> Sequence[Case]:
+    return split.period_cases if is_site else split.cases
+
+
+def _gate_settings(settings: Settings, split: Split, margin: float, not_counted: str) -> GateSettings:
+    return GateSettings(
+        timeout=settings.policy.timeout_seconds,
+        min_days=settings.learning.gate_min_days,
+        min_jobs=settings.learning.gate_min_jobs,
+        margin=margin,
+        whatever_speeds=split.unreported > 0,
+        not_counted=not_counted,
+    )
+
+
+def _not_counted(trained_on: Collection[str], *, is_site: bool) -> str:
     """Which recorded days and jobs a comparison leaves out, in words; empty for none."""
-    checkpoint = getattr(candidate, "checkpoint", None)
-    days = len(learned_days(checkpoint)) if isinstance(checkpoint, Checkpoint) else 0
-    parts = [f"the {counted(days, 'day')} that it was trained on"] if days else []
+    parts = [f"the {counted(len(trained_on), 'day')} that it was trained on"] if trained_on else []
     parts += ["jobs that did not end"] if is_site else []
     return f"{' and '.join(parts)} do not count" if parts else ""
 

@@ -16,10 +16,18 @@ import numpy as np
 
 from dl2d import __version__
 from dl2d.cli.progress_display import Tell
-from dl2d.cli.promotion_trial import Side, incumbent, learned_days, on_trial, policy_of, recorded_days
+from dl2d.cli.promotion_trial import (
+    Side,
+    incumbent,
+    learned_days,
+    on_trial,
+    policy_of,
+    recorded_days,
+    too_little_to_judge,
+)
 from dl2d.cli.trained_policy_replay import check_on_site
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError, Dl2dError
+from dl2d.core.errors import CheckpointError, Dl2dError, GateRefused
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.daemon.policy_versions.active_version import (
     current_checkpoint,
@@ -87,6 +95,8 @@ class TwinSettings:
     days: int | None
     minutes: float | None
     seed: int
+    #: Whether the gate is to judge what comes of it.
+    gate: bool
 
 
 def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings, *, tell: Tell, now: float) -> Learned:
@@ -98,6 +108,8 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
     ------
     WorkloadError
         There is too little to learn from.
+    GateRefused
+        There are too few days or jobs for the gate, whatever would be learned.
     CheckpointError, StoreError
         Something cannot be read, or the policy has no weights yet.
     """
@@ -107,6 +119,8 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
         settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent,
         expected_speeds=policy == DL2_PAPER,
     )  # fmt: skip
+    if chosen.gate and (problem := too_little_to_judge(settings, split, parent)):
+        raise GateRefused(f"{problem}; nothing was trained")
     learned = (
         _learn_dl2(settings, split, parent, chosen, ends_at, tell)
         if policy == DL2

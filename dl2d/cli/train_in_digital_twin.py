@@ -26,7 +26,9 @@ from dl2d.policies.common.checkpoint import DIGITS, write_checkpoint
 
 def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> None:
     """Train on the site's twin, and have the gate judge what comes of it if that is asked for."""
-    chosen = TwinSettings(iterations=options.iterations, days=options.days, minutes=options.minutes, seed=options.seed)
+    chosen = TwinSettings(
+        iterations=options.iterations, days=options.days, minutes=options.minutes, seed=options.seed, gate=options.gate
+    )  # fmt: skip
     policy = DL2_PAPER if paper else DL2
     trial: Trial | None = None
     with interruptible(lambda: "nothing was registered"), progress_bars() as display, reading(settings) as store:

@@ -148,6 +148,13 @@ def judge(
     return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
 
 
+def too_little_to_compare(cases: Sequence[Case], settings: GateSettings) -> Verdict | None:
+    """The verdict on any candidate where the cases have too few days or jobs; None where they have enough."""
+    days = _days_of(cases)
+    jobs, _ = _jobs_on(days, cases)
+    return _too_little(len(days), jobs, settings) if _too_few(len(days), jobs, settings) else None
+
+
 def _days_with_jobs(days: int, jobs: int) -> str:
     return f"{counted(days, 'day')} with {counted(jobs, 'job')}"
 
@@ -219,10 +226,8 @@ def compare(
     conducts: dict[str, list[Conduct]] = {"candidate": [], "current": []}
     if current is None:
         cases = [case for case in cases if any(case.sizes.values())]
-    days = {day for case in cases for day in case.jobs}
-    jobs, assumed = _jobs_on(days, cases)
-    if _too_few(len(days), jobs, settings):
-        return Compared((), _together(()), _together(()), _too_little(len(days), jobs, settings), jobs, assumed)
+    if (too_little := too_little_to_compare(cases, settings)) is not None:
+        return Compared((), _together(()), _together(()), too_little, *_jobs_on(_days_of(cases), cases))
     under_guard = Rules(realism=costs, most_slots=_MOST_SLOTS, guard=rules, floors=True)
     as_recorded = Rules(realism=costs, most_slots=_MOST_SLOTS)
     ended, total = 0, 2 * sum(len(case.workload.jobs) for case in cases)
@@ -268,6 +273,10 @@ def compare(
     if verdict.passed and (started := _started(cases, candidate, placement)):
         verdict = replace(verdict, passed=False, reason=f"the candidate {started}")
     return Compared(tuple(played), own, others, verdict, jobs, assumed)
+
+
+def _days_of(cases: Sequence[Case]) -> set[str]:
+    return {day for case in cases for day in case.jobs}
 
 
 def _jobs_on(days: Container[str], cases: Sequence[Case]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -15,11 +16,12 @@ from cli.conftest import Dl2d, store_url, write_config
 from policies.dl2_paper.test_policy import a_checkpoint
 from recorded_site import QUIET_DAYS, record
 
-from dl2d.cli import promotion_trial
+from dl2d.cli import promotion_trial, train_from_store
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
+from dl2d.core.json_codec import as_plain
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
@@ -41,6 +43,9 @@ from dl2d.store.sql_store import SqlStore
 
 #: Less than two days of one node.
 DAYS = "generator:poisson?nodes=1&jobs=24&rate=0.25&median_seconds=3000&most_gpus=4&slot_seconds=1200"
+#: Three busier days of it, of which two are enough for ``GATE``.
+THREE_DAYS = DAYS.replace("jobs=24&rate=0.25", "jobs=90&rate=0.5")
+GATE = {"gate_min_days": 2, "gate_min_jobs": 10}
 DAY = 86_400
 
 
@@ -59,22 +64,42 @@ def site(tmp_path: Path) -> tuple[Path, str]:
     return write_config(tmp_path, schedule={"slot_seconds": 1200.0}), url
 
 
+@pytest.fixture
+def few_days_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is trained reaches the gate, however few days there are."""
+    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+
+
 @pytest.mark.usefixtures("few_draws")
-def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) -> None:
-    config, url = site
-    out = tmp_path / "out"
-    ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", out, "--json", "-c", config)
+def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, tmp_path: Path) -> None:
+    url, own, out = store_url(tmp_path), with_checkpoint().checkpoint, tmp_path / "out"
+    record(url, load_source(THREE_DAYS, seed=2).workload, Drf(), begin=time.time() // DAY * DAY - 4 * DAY)
+    # One that gives first what saves least decides so far.
+    worst = replace(own, weights={**own.weights, "scorer": -own.weights["scorer"]})
+    write_checkpoint(worst, tmp_path / "worst")
+    config = write_config(
+        tmp_path, schedule={"slot_seconds": 1200.0}, learning=GATE,
+        policy={"name": "dl2", "checkpoint": str(tmp_path / "worst")},
+    )  # fmt: skip
+    ran = dl2d("train", "--twin", "--gate", "--iterations", "4", "-o", out, "--json", "-c", config)
     assert ran.status == 0, ran.err
     done = ran.json
     checkpoint = read_checkpoint(out / "checkpoint", policy="dl2")
     assert checkpoint.digest == done["digest"]
-    assert (len(done["days"]), len(done["held_out"])) == (1, 1)
-    assert done["parent"] == with_checkpoint().checkpoint.digest
+    assert (len(done["days"]), len(done["held_out"])) == (1, 2)
+    assert done["parent"] == worst.digest
     assert {"report.md", "curves.png"} <= {path.name for path in out.iterdir()}
     assert "## The gate" in (out / "report.md").read_text()
     trial = done["trial"]
     assert trial["days"] == done["held_out"]
-    assert trial["cases"] == []  # one day is too little to compare on, so nothing is replayed
+    # Each day is replayed with expected speeds and with drawn ones.
+    assert [case["name"] for case in trial["cases"]] == [
+        f"{day}{draw}" for draw in ("", ", draw 1") for day in done["held_out"]
+    ]
+    assert any(case["candidate"] != case["current"] for case in trial["cases"])
+    assert trial["low"] <= trial["change"] <= trial["high"]
+    assert trial["passed"] == (trial["high"] < 0)
+    assert " on 2 days with " in trial["reason"]
     with closing(SqlStore(url)) as store:
         (version,) = store.registry.versions()
         assert version.digest == done["digest"]
@@ -83,10 +108,35 @@ def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, site: tup
         assert version.data_to is not None
         assert version.data_from == version.data_to - DAY
         (kept,) = store.registry.trials()
-        assert kept.reason == trial["reason"]
+        assert json.loads(json.dumps(as_plain(kept))) == trial
     shown = dl2d("policy", "list", "-c", config).out
     assert done["digest"][:12] in shown
     assert ("passed" if trial["passed"] else "failed") in shown
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(
+    ("mode", "not_counted"),
+    [
+        ("live", "the 1 day that it was trained on do not count"),
+        ("shadow", "the 1 day that it was trained on and jobs that did not end do not count"),
+    ],
+)
+def test_too_few_days_for_the_gate_are_told_before_the_training(
+    dl2d: Dl2d, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, not_counted: str
+) -> None:
+    def trained(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(train_from_store, "Trainer", trained)
+    config = write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0})
+    ran = dl2d("train", "--twin", "--gate", "-o", tmp_path / "out", "-c", config)
+    assert ran.status == 1
+    assert ran.err.startswith("dl2d: there is too little to compare on: 1 day with ")
+    assert ran.err.endswith(f" are needed ({not_counted}); nothing was trained\n")
+    assert not (tmp_path / "out").exists()
+    with closing(SqlStore(site[1])) as store:
+        assert (store.registry.versions(), store.registry.trials()) == ((), ())
 
 
 @pytest.mark.slow
@@ -119,7 +169,7 @@ def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
     assert "at least 2 are needed" in ran.err
 
 
-@pytest.mark.usefixtures("few_draws", "no_pictures")
+@pytest.mark.usefixtures("few_draws", "few_days_suffice", "no_pictures")
 @pytest.mark.parametrize(
     ("passed", "policy", "mode", "words"),
     [
@@ -208,7 +258,7 @@ class Smallest:
         return allocation.decision(self)
 
 
-@pytest.mark.usefixtures("few_draws", "no_pictures")
+@pytest.mark.usefixtures("few_draws", "few_days_suffice", "no_pictures")
 @pytest.mark.parametrize(("decided_by", "words"), [("observed", "its recorded sizes"), ("drf", "policy drf")])
 def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     dl2d: Dl2d, tmp_path: Path, decided_by: str, words: str
@@ -263,7 +313,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     assert ran.out.splitlines()[1] == f"passed the gate: {trial.reason}"
 
 
-@pytest.mark.usefixtures("few_draws", "no_pictures")
+@pytest.mark.usefixtures("few_draws", "few_days_suffice", "no_pictures")
 def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_another_in_shadow(
     dl2d: Dl2d, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -290,7 +340,7 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
             assert (promotion_trial.passed_trial(settings, registry, live, present) is not None) == counts
 
 
-@pytest.mark.usefixtures("few_draws")
+@pytest.mark.usefixtures("few_draws", "few_days_suffice")
 def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tmp_path: Path) -> None:
     """A version that was trained on generated workloads decides for days; then it is trained on what came of that."""
     workload = load_source(DAYS, seed=2).workload
@@ -337,12 +387,13 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
 @pytest.mark.slow
 def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path: Path) -> None:
     """One round, in a process as the daemon starts it; the gate's result is registered as the daemon does it."""
-    url, at = store_url(tmp_path), time.time() // DAY * DAY - 3 * DAY
+    url, at = store_url(tmp_path), time.time() // DAY * DAY - 4 * DAY
     start = a_checkpoint(0, network="shared")
-    record(url, load_source(DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
+    record(url, load_source(THREE_DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
     config = write_config(
-        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"}, learning={"minutes": 0.001}
-    )
+        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"},
+        learning={"minutes": 0.001, **GATE},
+    )  # fmt: skip
     with closing(SqlStore(url)) as store:
         registry = store.registry
         decides = keep_version(start, load_settings(config).versions_path, registry, at=at, origin="a test")
@@ -385,7 +436,7 @@ def test_after_the_imitation_of_a_scheduler_that_lets_jobs_wait_each_job_gets_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.usefixtures("few_draws")
+@pytest.mark.usefixtures("few_draws", "few_days_suffice")
 def test_a_candidate_that_leaves_jobs_waiting_on_an_idle_cluster_is_rejected_without_a_comparison(
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, gate: bool
 ) -> None:
