@@ -130,10 +130,9 @@ SELECT COALESCE(decisions.policy, slots.policy) AS policy,
        {time min(jobs.submitted)} AS first_submitted_at, {time max(jobs.ended_at)} AS last_ended_at,
        avg(jobs.started_at - jobs.submitted) AS mean_waiting_seconds,
        avg(CASE WHEN jobs.state = 'finished' THEN jobs.ended_at - jobs.submitted END) AS mean_completion_seconds
-FROM (SELECT job_number, max(slot) AS slot FROM decisions GROUP BY job_number) AS newest
-JOIN decisions ON decisions.job_number = newest.job_number AND decisions.slot = newest.slot
-JOIN jobs ON jobs.number = newest.job_number
-JOIN slots ON slots.number = newest.slot
+FROM jobs
+JOIN slots ON slots.number = (SELECT max(last.slot) FROM decisions AS last WHERE last.job_number = jobs.number)
+JOIN decisions ON decisions.job_number = jobs.number AND decisions.slot = slots.number
 WHERE jobs.ended_at IS NOT NULL
 GROUP BY COALESCE(decisions.policy, slots.policy), COALESCE(decisions.policy_version, slots.policy_version);
 

@@ -80,7 +80,7 @@ def test_no_question_reads_a_whole_table_for_each_row_of_another(filled: Connect
         assert max(scans.values()) <= 1, f"question {number}"
 
 
-@pytest.mark.parametrize("query", [query for *_, query in QUESTIONS])
+@pytest.mark.parametrize("query", [*(query for *_, query in QUESTIONS), "SELECT * FROM policy_performance"])
 def test_no_question_reads_all_decisions(filled: Connection, query: str) -> None:
     """Otherwise its time grows with the length of the history."""
     if filled.dialect.name != "sqlite":
