@@ -142,7 +142,7 @@ class Health:
                 f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "
                 f"decides: it {report.set_aside.reason}"
             )
-        if (failures := report.policy_failures).consecutive:
+        elif (failures := report.policy_failures).consecutive:
             times = "last decision" if failures.consecutive == 1 else f"last {failures.consecutive} decisions"
             problems.append(f"the fallback made the {times}: {failures.cause} (version {failures.version})")
         if waiting:

@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any, Self, cast
 
 import httpx2
 import pytest
@@ -34,7 +35,10 @@ from dl2d.core.store import JobChange
 from dl2d.daemon import loop
 from dl2d.daemon.loop import Daemon
 from dl2d.local.manager import LocalManager
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
+from dl2d.tick.policy_failures import PolicyFailures
+from dl2d.tick.record import Report
 from pslite.launch.daemon_address_file import DaemonAddress, find_address, read_address
 
 
@@ -529,6 +533,29 @@ def test_where_the_live_version_is_gone_the_fallback_decides_and_health_says_so(
     assert str(tmp_path) not in problem
     deciders = ticks["context"].deciders
     assert deciders.policy.name == deciders.fallback.name
+
+
+def test_a_first_version_whose_decisions_fail_is_set_aside_and_health_says_so(
+    tmp_path: Path, ticks: dict[str, Any]
+) -> None:
+    failures = PolicyFailures(consecutive=5, cause="policy dl2 failed: overflow", recent=(True,) * 5)
+    report = cast("Report", SimpleNamespace(decided=True, policy_failures=failures))
+    with Running(tmp_path) as running:
+        until(lambda: ticks["begun"] == 1, "the first tick")
+        assert ticks["context"].withdrawn is None
+        for _ in range(2):
+            running.daemon._withdraw_if_failing(report)
+        until(lambda: running.daemon._health.status().problems, "it is told")
+        (problem,) = running.daemon._health.status().problems
+        changes = running.daemon._store.registry.changes("dl2")
+    digits = with_checkpoint().checkpoint.digest[:12]
+    assert problem == (
+        f"policy dl2 version {digits} is set aside and the fallback decides: it was withdrawn, and no version can take "
+        "its place: 5 consecutive decisions failed, the last one: policy dl2 failed: overflow; promote another (dl2d "
+        "policy promote)"
+    )
+    assert ticks["context"].withdrawn is not None
+    assert len(changes) == 2  # it went live, and the remark
 
 
 def test_intervals_of_another_length_than_in_training_are_logged_at_the_start(tmp_path: Path) -> None:

@@ -78,11 +78,10 @@ class ActiveVersion:
         check_learning(settings)
         #: Digest of the active version, and of a live version that could not be read, which was logged.
         self._digest, self._broken = "", ""
-        #: Digest of an active version that failed and has none before it.
-        self._kept = ""
         #: Digest of the live version in whose place the configured one decides.
         self._passed_over = ""
-        #: The live version, where it could not be read at the start: ``policy`` is the fallback then.
+        #: The live version, where it could not be read at the start (``policy`` is the fallback then), or where it
+        #: failed and none can take its place.
         self.set_aside: SetAside | None = None
         named = configured_checkpoint(settings)
         live = registry.live(self._name) if self.learns else None
@@ -137,9 +136,10 @@ class ActiveVersion:
         return out_of_range(snapshot, checkpoint.training) if isinstance(checkpoint, Checkpoint) else ""
 
     def withdraw(self, reason: str) -> bool:
-        """Make the version live again that the active one replaced; returns whether there is one.
+        """Make the version live again that the active one replaced, or set the active one aside if there is none.
 
-        Never raises. Where the active version is the first, or cannot be taken back, that is logged and recorded once.
+        Returns whether one of the two was done, which is logged and recorded; never raises. What is set aside is not
+        asked any more until another version is live or the configuration is reloaded.
         """
         try:
             return self._withdraw(reason)
@@ -149,7 +149,7 @@ class ActiveVersion:
 
     def _withdraw(self, reason: str) -> bool:
         """The same; raises ``StoreError`` if the registry cannot be read or written."""
-        if not self.learns or self._digest in ("", self._kept):
+        if not self.learns or not self._digest or self.set_aside is not None:
             return False
         version = self._digest[:DIGITS]
         live = self._registry.live(self._name)
@@ -160,14 +160,15 @@ class ActiveVersion:
         except LiveVersionChanged:
             return False
         except RegistryError as error:
-            self._kept = self._digest
+            failed = f"was withdrawn, and no version can take its place: {reason}"
+            self.set_aside = SetAside(self._name, version, f"{failed}; promote another (dl2d policy promote)")
             log.error(
-                "failing policy version stays live, because none can replace it: promote another (dl2d policy promote)",
+                "failing policy version stays live, because none can replace it, and the fallback decides",
                 policy=self._name, version=version, reason=reason, error=str(error),
             )  # fmt: skip
-            text = f"{reason}; it stays live: {error}"
+            text = f"{reason}; the fallback decides until another is live or the settings are reloaded: {error}"
             self._try(lambda: self._registry.remark(self._name, self._digest, at=self._clock(), by=_BY, text=text))
-            return False
+            return True
         log.error("policy version withdrawn", policy=self._name, version=version, reason=reason,
                   live=earlier.digest[:DIGITS])  # fmt: skip
         return True

@@ -172,16 +172,24 @@ def test_a_version_that_fails_is_withdrawn_and_the_one_before_it_decides(site: S
     assert change.reason == "5 consecutive decisions failed, the last one: overflow"
 
 
-def test_a_version_that_fails_and_is_the_first_stays_which_is_recorded_once(site: Site) -> None:
+def test_a_version_that_fails_and_is_the_first_is_set_aside_until_another_is_live(site: Site) -> None:
     active = site.active()
     with capture_logs() as logs:
-        assert not active.withdraw("it failed")
-        assert not active.withdraw("it failed")
+        assert [active.withdraw("it failed") for _ in range(2)] == [True, False]
     assert [entry["event"][:33] for entry in logs] == ["failing policy version stays live"]
+    shipped = with_checkpoint().checkpoint.digest
+    assert active.set_aside is not None
+    assert (active.set_aside.policy, active.set_aside.version) == ("dl2", shipped[:12])
+    assert "no version can take its place: it failed; promote another" in active.set_aside.reason
     remarks = [change.reason for change in site.store.registry.changes("dl2") if "it failed" in change.reason]
     assert len(remarks) == 1
-    assert "it stays live: " in remarks[0]
-    assert site.live() == with_checkpoint().checkpoint.digest
+    assert "; the fallback decides until " in remarks[0]
+    assert site.live() == shipped
+    assert (active.refreshed(), active.set_aside is None) == (None, False)
+    assert site.active().set_aside is None  # after a reload it is asked again
+    site.promote(another(1))
+    assert active.refreshed() is not None
+    assert active.set_aside is None
 
 
 def test_a_version_that_went_live_meanwhile_is_not_withdrawn(site: Site) -> None:
@@ -212,7 +220,8 @@ def test_a_version_that_fails_stays_where_no_earlier_one_can_be_read(site: Site)
     active.refreshed()
     shutil.rmtree(folder)
     with capture_logs() as logs:
-        assert not active.withdraw("it failed")
+        assert active.withdraw("it failed")
+    assert active.set_aside is not None
     assert logs[-1]["error"] == "no version of dl2 before the live one can be read (1 were tried)"
     assert site.live() == another(2).digest
 
