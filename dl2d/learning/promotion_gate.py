@@ -261,7 +261,7 @@ def compare(
                 break
         if len(times) == len(conducts):
             for day, jct in times["candidate"].items():
-                name = f"{day}, {case.name}" if case.compared else case.name
+                name = case.name if case.name.startswith(day) else f"{day}, {case.name}"
                 played.append(TrialCase(name, jct, times["current"][day], day))
         elif any(conduct.problem for conduct in conducts["candidate"]):
             break  # it cannot pass any more

@@ -50,6 +50,8 @@ class DayJob:
     owner: Owner | None = None
     #: Whether nobody reported its speed.
     unreported: bool = False
+    #: Whether its epochs are what it did until it ended, on this day or later; not where it still runs.
+    length_known: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,7 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         if done >= real:
             return None
         at, left, declared = 0.0, max(real - done, _MIN_EPOCHS), max(request.epochs - done, _MIN_EPOCHS)
-    return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported)
+    return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported, job.state.ended)
 
 
 def _epochs_of(job: Job) -> float | None:

@@ -166,9 +166,8 @@ def split_history(
         for day in held_out:
             small = thinned(day, _MOST_COMPARED, rng)
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
-            if workload is not None:
-                name = f"{day.name}, draw {number}" if number else day.name
-                cases.append(Case(name, workload, {day.name: day.submitted}, assumed={day.name: day.unreported}))
+            if workload is not None and (case := _day_case(day, small, workload, number)) is not None:
+                cases.append(case)
     if not cases or (for_training and not (training and validation)):
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
@@ -185,6 +184,23 @@ def split_history(
         costs=costs_of(history),
         measured=measured,
     )
+
+
+def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | None:
+    """A day as a case of its own: compared are its jobs that have ended by now; None if none has.
+
+    How long the others are is unknown, and a replay would wait for them for ever. They take part until the compared
+    ones have ended, under both policies, so that the latter get no nodes that they would not have.
+    """
+    present = {job.id for job in workload.jobs}
+    compared = [number for number, job in numbered(small) if number in present and job.length_known]
+    if not compared:
+        return None
+    counted = [job for job in day.jobs if job.at > 0 and job.length_known]
+    return Case(
+        f"{day.name}, draw {draw}" if draw else day.name, workload, {day.name: len(counted)}, {day.name: compared},
+        assumed={day.name: sum(job.unreported for job in counted)},
+    )  # fmt: skip
 
 
 def _period_cases(

@@ -188,6 +188,18 @@ class TestSplit:
         # Each has speeds of its own.
         assert len({workload.speeds["resnet-50"] for workload in split.training}) == 5
 
+    def test_a_job_that_still_runs_takes_part_in_its_day_and_is_not_compared(self) -> None:
+        """How long it is nobody knows: a replay that waited for it might never end, and the day would not count."""
+        jobs = [a_job(number, number * 9000.0) for number in range(1, 28)]
+        running, over = JobState.RUNNING, a_history(*jobs)
+        jobs[-2] = a_job(26, 26 * 9000.0, state=running, epochs=1e9)
+        split = split_history(a_history(*jobs), SLOT, seed=0, min_days=1, draws=5, tests=8)
+        for case, whole in zip(split.cases, split_history(over, SLOT, seed=0, min_days=1, tests=8).cases, strict=True):
+            assert (case.jobs, whole.jobs) == ({"2025-10-15": 7}, {"2025-10-15": 8})
+            assert len(case.workload.jobs) == len(whole.workload.jobs)
+            (endless,) = (job.id for job in case.workload.jobs if job.epochs > 1e8)
+            assert whole.awaited - case.awaited == {endless}
+
     def test_for_a_policy_that_sees_no_speeds_all_workloads_have_the_expected_ones(self) -> None:
         history = a_history(*(a_job(number, number * 9000.0) for number in range(1, 28)))
         split = split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8, expected_speeds=True)
