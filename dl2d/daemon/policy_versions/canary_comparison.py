@@ -3,7 +3,8 @@
 A job's time is from submission to end, by its work (samples or steps). A day (UTC) is one sample: the mean logarithm of
 the times of its jobs in the policy's group less that of the others, with the mean of each kind of job taken away, so
 that a day's load, which both groups share, and the kinds of its jobs cancel out. A day counts once all jobs that were
-submitted on it have ended: otherwise jobs that take long would be missing.
+submitted on it have ended, or run for half of the canary's time: otherwise jobs that take long would be missing. One
+that runs longer has that time, in either group (a restricted mean), so that none is left out for what its policy did.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,7 @@ class CanaryComparison:
     ended_others: int
     failed: int
     failed_others: int
-    #: Finished jobs of each group on the days that count, and the number of these days.
+    #: Jobs of each group that are compared, on the days that count, and the number of these days.
     jobs: int
     others: int
     days: int
@@ -63,20 +64,22 @@ class CanaryComparison:
 
 
 def compare_groups(jobs: Sequence[CanaryJob], now: float, max_days: float) -> CanaryComparison:
-    """Compare the finished jobs of both groups.
+    """Compare the jobs of both groups that finished, or ran for ``max_days`` / 2.
 
     The interval is Student's over the days. A canary is judged again with each day that counts, so its level is
     95 % for all these times together: for each 1 - 0.05 / ``max_days`` (Bonferroni).
     """
+    longest = max_days * DAY_SECONDS / 2
     by_day: dict[int, list[CanaryJob]] = defaultdict(list)
     for job in jobs:
         by_day[int(job.submitted // DAY_SECONDS)].append(job)
     complete = [
-        [job for job in of_day if job.finished and job.work > 0]
+        [job for job in of_day if job.work > 0 and (job.finished or _seconds(job, now) >= longest)]
         for day, of_day in by_day.items()
-        if (day + 1) * DAY_SECONDS <= now and all(job.ended_at is not None for job in of_day)
+        if (day + 1) * DAY_SECONDS <= now
+        and all(job.ended_at is not None or _seconds(job, now) >= longest for job in of_day)
     ]
-    times = _adjusted_times([job for of_day in complete for job in of_day])
+    times = _adjusted_times({id(job): (job, min(_seconds(job, now), longest)) for of_day in complete for job in of_day})
     days = [
         (ours, others)
         for of_day in complete
@@ -100,24 +103,26 @@ def compare_groups(jobs: Sequence[CanaryJob], now: float, max_days: float) -> Ca
     )  # fmt: skip
 
 
-def _adjusted_times(jobs: Iterable[CanaryJob]) -> dict[int, float]:
-    """By job (its ``id()``): the logarithm of its time by its work, less the mean of its kind; kinds of both groups."""
-    kinds: dict[Hashable, list[CanaryJob]] = defaultdict(list)
-    for job in jobs:
-        kinds[job.kind].append(job)
+def _seconds(job: CanaryJob, now: float) -> float:
+    """Seconds from submission to end, or until now."""
+    return (now if job.ended_at is None else job.ended_at) - job.submitted
+
+
+def _adjusted_times(jobs: Mapping[int, tuple[CanaryJob, float]]) -> dict[int, float]:
+    """The logarithm of each job's time by its work, less the mean of its kind; of kinds that both groups have."""
+    kinds: dict[Hashable, dict[int, tuple[CanaryJob, float]]] = defaultdict(dict)
+    for which, (job, seconds) in jobs.items():
+        kinds[job.kind][which] = job, seconds
     times: dict[int, float] = {}
     for of_kind in kinds.values():
-        if len({job.in_group for job in of_kind}) < 2:
+        if len({job.in_group for job, _ in of_kind.values()}) < 2:
             continue
-        logs = {id(job): _log_time(job) for job in of_kind}
+        logs = {
+            which: math.log(max(seconds, _SHORTEST_SECONDS) / job.work) for which, (job, seconds) in of_kind.items()
+        }
         mean = statistics.fmean(logs.values())
         times |= {which: value - mean for which, value in logs.items()}
     return times
-
-
-def _log_time(job: CanaryJob) -> float:
-    assert job.ended_at is not None
-    return math.log(max(job.ended_at - job.submitted, _SHORTEST_SECONDS) / job.work)
 
 
 def _of_group(jobs: Iterable[CanaryJob], times: dict[int, float], *, in_group: bool) -> list[float]:

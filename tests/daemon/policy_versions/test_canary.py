@@ -68,7 +68,7 @@ VERDICTS: dict[str, tuple[list[CanaryJob], float, str, str]] = {
     "a job has not ended": (
         [*days(1.40, 1.42), ended(1, 1.0, in_group=False, ended_at=None, finished=False)], 5, ".", ""
     ),
-    "a job failed": ([*FASTER, ended(1, 1e6, in_group=True, finished=False)], 5, "promoted", "surely faster"),
+    "a job failed": ([*FASTER, ended(1, 1e5, in_group=True, finished=False)], 5, "promoted", "surely faster"),
     "another kind in one group": ([*FASTER, ended(1, 1e9, in_group=True, kind=1)], 5, "promoted", "surely faster"),
     "longer jobs of a kind in both": (
         [*FASTER, *(ended(day, 1e7, in_group=side, kind=1) for day in range(4) for side in (True, False))],
@@ -97,6 +97,20 @@ def test_the_interval_holds_for_all_days_on_which_it_is_looked_at() -> None:
     assert often.low is not None
     assert once.low is not None
     assert often.low < once.low  # t of 2 degrees of freedom at 99.6 % in place of 95 %
+
+
+def test_jobs_that_run_for_weeks_keep_their_days_from_counting_for_half_of_the_time_only() -> None:
+    """From then on they have half of the canary's time, in both groups: those of the others are no shorter for it."""
+    endless = [ended(day, 0.0, in_group=day < 2, ended_at=None, finished=False) for day in range(3)]
+    lost = ended(0, 8 * DAY, in_group=False, finished=False)  # it was running after half of the time
+    jobs = [*FASTER, *endless, lost]
+    assert compare_groups(jobs, BEGIN + 7 * DAY, max_days=14).days == 1
+    found, later = (compare_groups(jobs, BEGIN + day * DAY, max_days=14) for day in (10, 13))
+    assert (found.days, found.jobs, found.others) == (4, 42, 42)
+    assert found == later
+    known = [replace(job, ended_at=job.submitted + 7 * DAY, finished=True) for job in (*endless, lost)]
+    as_if = compare_groups([*FASTER, *known], BEGIN + 10 * DAY, max_days=14)
+    assert (as_if.change, as_if.low, as_if.high) == (found.change, found.low, found.high)
 
 
 class Site:
