@@ -6,15 +6,28 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from cli.conftest import Dl2d, store_url, write_config
 from tick.test_canary_decision import CanaryWorld
 
+from dl2d.cli import canary_summary
 from dl2d.core.canary import CanaryState
+from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Decision
+from dl2d.core.packing import Packing
 from dl2d.policies.drf import Drf
+
+
+class Failing(Drf):
+    """A policy that raises an error."""
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        raise ArithmeticError("no weights")
 
 
 @pytest.fixture
@@ -32,8 +45,11 @@ def tried(tmp_path: Path) -> Iterator[tuple[Path, CanaryWorld]]:
         yield config, world
 
 
-def test_status_and_shadow_say_who_decides_on_which_jobs(dl2d: Dl2d, tried: tuple[Path, CanaryWorld]) -> None:
-    config, _ = tried
+def test_status_and_shadow_say_who_decides_on_which_jobs(
+    dl2d: Dl2d, tried: tuple[Path, CanaryWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world = tried
+    monkeypatch.setattr(canary_summary, "time", SimpleNamespace(time=lambda: world.now))
     sentence = f"canary 1: drf version {Drf().version} decides on jobs of account new, fifo on the others; nothing can"
     lines = dl2d("status", "-c", config).out.splitlines()
     assert lines[0] == "mode canary: the policy decides on some of the jobs, the fallback on the others"
@@ -59,6 +75,27 @@ def test_why_names_the_policy_of_the_jobs_group_and_recomputes_both(
         assert dl2d("why", job, "--slot", last, "--json", "-c", config).json["decisions"][0]["policy"] == policy
     slots = dl2d("history", "--json", "-c", config).json["slots"]
     assert slots[-1]["policy"] == "canary"
+
+
+def test_a_slot_in_which_the_policy_failed_is_recomputed_with_the_fallback_that_decided(
+    dl2d: Dl2d, tried: tuple[Path, CanaryWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, world = tried
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "policy", Failing())
+        world.beat()
+        world.tick(400.0)
+    number = world.store.last_slot_number()
+    slot = world.store.slot(number)
+    assert slot is not None
+    assert (slot.proposed.policy, "no weights" in slot.proposed.fallback_cause) == ("fifo", True)
+    for job in ("1", "2"):
+        ran = dl2d("why", job, "--slot", str(number), "--recompute", "--json", "-c", config)
+        (found,) = ran.json["decisions"]
+        assert found["policy"] == "fifo"
+        assert found["recomputed"]["same"], found["recomputed"]["text"]
+        assert "(the fallback, because drf had failed)" in found["recomputed"]["text"]
+        assert ran.status == 0
 
 
 def test_the_views_name_the_policy_of_each_job(dl2d: Dl2d, tried: tuple[Path, CanaryWorld]) -> None:
