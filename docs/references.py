@@ -28,8 +28,7 @@ from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
 from dl2d.cli.main import COMMANDS
-from dl2d.config.files import shipped
-from dl2d.config.settings import Settings
+from dl2d.config.settings import Settings, shipped
 from dl2d.store.row_mapping import Base
 from dl2d.store.views import views
 

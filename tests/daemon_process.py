@@ -21,7 +21,7 @@ from dl2d.cli.daemon_client import daemon_trust
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from dl2d.store.sql_store import SqlStore
 
 BIN = Path(sys.executable).parent

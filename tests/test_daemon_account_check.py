@@ -19,7 +19,7 @@ from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.config.settings import load_settings
 from dl2d.core.errors import Unavailable
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.launch import daemon_http
 from pslite.launch.daemon_account_check import UID_VARIABLE, check_peer, trusted_accounts
 from pslite.launch.daemon_http import fetch

@@ -17,7 +17,7 @@ from daemon_process import DaemonProcess
 from local_cluster import KERNELS, REQUEST, WORKER
 
 from dl2d.core.jobs import JobKey
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.02")
 DEMAND = {"worker": {"cpu": 2, "memory": 256}, "ps": {"cpu": 1, "memory": 256}}

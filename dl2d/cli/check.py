@@ -40,7 +40,7 @@ from dl2d.core.policy_registry import Version
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.training_job_detection_rules import StaticJobRule
 from dl2d.daemon.api.job_admission import check_feasible
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from dl2d.daemon.policy_versions.active_version import (
     REPAIR,
     check_learning,

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dl2d.config.files import shipped
-from dl2d.config.settings import DEFAULT_PATH, load_settings
+from dl2d.config.settings import DEFAULT_PATH, load_settings, shipped
 from pslite.launch.daemon_address_file import default_file
 
 

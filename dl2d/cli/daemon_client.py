@@ -12,7 +12,7 @@ import httpx2
 
 from dl2d.config.settings import Settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestError, Unavailable
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.errors import UsageError
 from pslite.launch.daemon_account_check import UID_VARIABLE, check_peer, trusted_accounts
 from pslite.launch.daemon_address_file import find_address

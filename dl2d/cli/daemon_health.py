@@ -12,7 +12,7 @@ from dl2d.cli.daemon_client import client_of_daemon, daemon_accounts, daemon_tru
 from dl2d.cli.output import duration
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 
 #: What ``--json`` leaves out.
 _NOT_SHOWN = ("blocked", "own", "cluster")

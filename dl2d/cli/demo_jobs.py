@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dl2d.config.files import shipped
+from dl2d.config.settings import shipped
 from dl2d.core.jobs import Job, JobState
 from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, RuntimePlan

@@ -15,7 +15,7 @@ from dl2d.cli.logging import configure_logging
 from dl2d.cli.options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.key_file import exposed_folder
+from dl2d.daemon.key_and_address_files import exposed_folder
 from dl2d.daemon.loop import Daemon, check_restart_only, process_name
 from dl2d.daemon.policy_versions.learner_supervisor import learner_command
 from dl2d.daemon.standby import wait_for_lease

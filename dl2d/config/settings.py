@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+import dl2d
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.input_validation import problems_of
@@ -377,3 +378,14 @@ def _named(key: str) -> str:
     """A key, with the environment variable that overrides the file's value if there is one."""
     variable = f"DL2D_{key.upper().replace('.', '__')}"
     return f"{key} (from {variable})" if variable in os.environ else key
+
+
+_PACKAGE = Path(dl2d.__file__).parent
+
+
+def shipped(name: str) -> Path:
+    """Path of a shipped file such as ``etc/dl2d.yaml``. Raises ``ConfigError`` if the installation is not complete."""
+    for root in (_PACKAGE, _PACKAGE.parent):
+        if (root / name).exists():
+            return root / name
+    raise ConfigError(f"{name} is not part of this installation of dl2d; install it again")

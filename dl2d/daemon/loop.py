@@ -24,11 +24,10 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
 from dl2d.core.resource_manager import RateLimitedManager, ResourceManager, TaskSpec
-from dl2d.daemon.address_file import write_address
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits
 from dl2d.daemon.api.job_admission import Admission
+from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.request_limits import (
     BURST_SECONDS,
     HEARTBEATS_PER_SECOND,
@@ -40,7 +39,7 @@ from dl2d.daemon.api.request_limits import (
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer, certificate_problem
 from dl2d.daemon.health_and_metrics import Health, stuck_seconds
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials, write_address
 from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning

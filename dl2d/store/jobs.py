@@ -36,10 +36,9 @@ from dl2d.core.measured_losses import MeasuredLoss
 from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, JobList
-from dl2d.store import job_losses, job_speeds
+from dl2d.store import job_speeds_and_losses
 from dl2d.store.database import StoreTables
-from dl2d.store.job_losses import JobLossRow
-from dl2d.store.job_speeds import JobSpeedRow
+from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.kind_speeds import count_speed
 from dl2d.store.row_mapping import (
     EMPTY,
@@ -390,12 +389,12 @@ class SqlJobs(StoreTables):
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
         """See ``TickStore.job_speeds``."""
         with self._database.reading("reading speeds of jobs") as connection:
-            return job_speeds.speeds(connection, _by_number(connection, jobs))
+            return job_speeds_and_losses.speeds(connection, _by_number(connection, jobs))
 
     def losses(self, jobs: Collection[JobKey]) -> tuple[MeasuredLoss, ...]:
         """See ``TickStore.losses``."""
         with self._database.reading("reading losses") as connection:
-            return job_losses.losses(connection, _by_number(connection, jobs))
+            return job_speeds_and_losses.losses(connection, _by_number(connection, jobs))
 
 
 def report_progress(connection: Connection, key: JobKey, progress: Progress, interval: float) -> int:
@@ -413,8 +412,8 @@ def _add_to_series(connection: Connection, row: Row[Any], progress: Progress) ->
     connection.execute(insert(table_of(ProgressRow)), _PROGRESS.values(progress, job_number=row.number))
     finite = progress.finite()
     if not row.state.ended:
-        job_speeds.count(connection, row.number, finite)
-        job_losses.count(connection, row.number, finite)
+        job_speeds_and_losses.count_speed(connection, row.number, finite)
+        job_speeds_and_losses.count_loss(connection, row.number, finite)
     values: Values = {"series_at": progress.at}
     speed, size = finite.samples_per_second, Allocation(progress.workers, progress.ps)
     if speed and size.workers:

@@ -13,8 +13,7 @@ from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
 from dl2d.core.store import Keep
 from dl2d.store.canaries import CanaryJobRow
-from dl2d.store.job_losses import JobLossRow
-from dl2d.store.job_speeds import JobSpeedRow
+from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.membership_changes import RuntimePlanRow

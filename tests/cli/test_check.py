@@ -21,7 +21,7 @@ from self_signed import self_signed
 from slurm_fakes import FakeSlurm, node_row
 
 from dl2d.cli import check
-from dl2d.daemon.address_file import write_address
+from dl2d.daemon.key_and_address_files import write_address
 from dl2d.store.sql_store import SqlStore
 from pslite.launch.daemon_address_file import DaemonAddress
 

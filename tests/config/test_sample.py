@@ -11,8 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from dl2d.config.files import shipped
-from dl2d.config.settings import Settings, load_settings
+from dl2d.config.settings import Settings, load_settings, shipped
 from dl2d.local.settings import LocalSettings
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_yarn.settings import YarnSettings

@@ -21,7 +21,7 @@ from self_signed import self_signed
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobKey, JobState, Role
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.testing import run_local
 
 FAST = ("--optimizer", "momentum", "--step-seconds", "0.01")

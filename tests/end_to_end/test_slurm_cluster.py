@@ -19,7 +19,7 @@ from slurm_cluster import Ran, SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.daemon.key_file import load_credentials
+from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.errors import AuthenticationError
 from pslite.net.authentication import Identity, connect, parse_token
 from pslite.testing import run_local

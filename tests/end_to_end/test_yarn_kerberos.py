@@ -14,9 +14,8 @@ from kerberos_realm import REALM, KerberosRealm
 from dl2d.core.errors import Denied, Unavailable
 from dl2d_yarn.cluster_check import check_cluster
 from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing, read_version
-from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.rest_client import RestClient, Spnego
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.spnego import Spnego
 
 
 def _why_not() -> str:

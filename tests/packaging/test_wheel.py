@@ -131,7 +131,7 @@ def test_a_job_runs_from_it_without_a_cluster(installed: Path, tmp_path: Path) -
     site = run(installed / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
     own = Path(site.strip()) / "job.pth"
     own.write_text("".join(f"{folder}\n" for folder in sys.path if folder.endswith("site-packages")))
-    code = "from dl2d.config.files import shipped; print(shipped('examples/train_digits.py'))"
+    code = "from dl2d.config.settings import shipped; print(shipped('examples/train_digits.py'))"
     example = run(installed / "python", "-c", code, cwd=tmp_path).strip()
     command = [str(installed / "python"), example, "--model", "small", "--epochs", "1", "--out", str(tmp_path / "w.pt")]
     try:

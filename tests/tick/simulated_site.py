@@ -28,7 +28,7 @@ from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, RmL
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.task_starts_and_stops import Start
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
+from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job, make_nodes
 from dl2d.tick.record import Report

@@ -13,7 +13,7 @@ import yarn_cluster
 from yarn.rm_answers import client_of, lists, node, queue, scheduler
 
 from dl2d_yarn.cluster_check import check_cluster
-from dl2d_yarn.queue_limits import SCHEDULER_PATH
+from dl2d_yarn.queue_and_growth_limits import SCHEDULER_PATH
 from dl2d_yarn.settings import YarnSettings
 
 GOOD = {

@@ -17,7 +17,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
 from dl2d_yarn.cluster_listing import read_listing, read_service, read_version
-from dl2d_yarn.queue_limits import read_pending_reason, read_queues
+from dl2d_yarn.queue_and_growth_limits import read_pending_reason, read_queues
 from dl2d_yarn.yarn_states import ServiceUse
 
 

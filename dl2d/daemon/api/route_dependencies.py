@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.daemon_mode import Mode
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats, JobOwners
-from dl2d.daemon.api.heartbeat_deduplication import TakenHeartbeats
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
+from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats, JobOwners, TakenHeartbeats
 from dl2d.daemon.api.request_limits import (
     HEARTBEATS_PER_SECOND,
     JOB_LOG_SECONDS,

@@ -33,17 +33,23 @@ from dl2d_yarn.cluster_listing import (
     SERVICES_PATH,
     Application,
     ClusterListing,
+    NodeSizes,
     ServiceDescription,
     read_listing,
     read_service,
     read_version,
     service_path,
 )
-from dl2d_yarn.growth_limits_by_idle_containers import idle_limits
 from dl2d_yarn.idle_and_busy_containers import IdleContainer
-from dl2d_yarn.node_sizes import NodeSizes
 from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
-from dl2d_yarn.queue_limits import Queues, queue_limits, queue_shares, read_queues, within_shares
+from dl2d_yarn.queue_and_growth_limits import (
+    Queues,
+    idle_limits,
+    queue_limits,
+    queue_shares,
+    read_queues,
+    within_shares,
+)
 from dl2d_yarn.rest_client import MAX_DESCRIPTION_BYTES, SERVICE_CALL_SECONDS, RestClient
 from dl2d_yarn.service_file import (
     JOB_VARIABLES,

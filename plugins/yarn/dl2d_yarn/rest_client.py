@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
+import importlib
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import ModuleType
 from typing import Final, Literal, NoReturn, Self, TypeVar
 
 import httpx2
@@ -15,7 +18,6 @@ from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
 from dl2d.http_call_deadline import Deadline, DeadlineTransport
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.spnego import Spnego
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
@@ -285,3 +287,53 @@ def _message(body: bytes) -> str:
     """Message of an answer in one short line."""
     words = _diagnostics(body) or body[: 4 * _MAX_MESSAGE].decode(errors="replace")
     return printable_line(words)[:_MAX_MESSAGE] or "no reason given"
+
+
+class Spnego(httpx2.Auth):
+    """Answers a demand for SPNEGO with a Kerberos ticket; the cookie of the answer authenticates the calls after it.
+
+    With a keytab the tickets are kept in memory, and new ones are obtained before they expire. Without one they come
+    from the user's credential cache (``kinit``).
+
+    Parameters
+    ----------
+    principal
+        Kerberos principal, such as ``dl2d/head.cluster@EXAMPLE.COM``; "" for whichever the credential cache has.
+    keytab
+        File with its keys, or "".
+
+    Raises
+    ------
+    ConfigError
+        The Python package gssapi is not installed.
+    """
+
+    def __init__(self, principal: str, keytab: str) -> None:
+        try:
+            self._gssapi: ModuleType = importlib.import_module("gssapi")
+        except ImportError as error:
+            raise ConfigError(
+                "resource_manager.yarn.principal: Kerberos needs the package gssapi, which cannot be loaded "
+                f"({error}); install dl2d[kerberos]"
+            ) from None
+        self._principal = principal
+        self._store = {"client_keytab": f"FILE:{keytab}", "ccache": f"MEMORY:dl2d-{principal}"} if keytab else None
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """Send the request, and once more with a ticket where that is demanded."""
+        response = yield request
+        if response.status_code == 401 and "negotiate" in response.headers.get("WWW-Authenticate", "").lower():
+            request.headers["Authorization"] = f"Negotiate {self._token(request.url.host)}"
+            yield request
+
+    def _token(self, host: str) -> str:
+        gssapi = self._gssapi
+        try:
+            user = gssapi.Name(self._principal, gssapi.NameType.kerberos_principal) if self._principal else None
+            credentials = gssapi.Credentials(name=user, usage="initiate", store=self._store)
+            service = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
+            token = gssapi.SecurityContext(name=service, creds=credentials, usage="initiate").step()
+        except gssapi.exceptions.GSSError as error:
+            whose = self._principal or "this account"
+            raise Unavailable(f"no Kerberos ticket of {whose} for HTTP@{host}", said=str(error)) from None
+        return base64.b64encode(token).decode()

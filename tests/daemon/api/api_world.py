@@ -17,10 +17,10 @@ from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.daemon.api.answered_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, ConnectionLimits
 from dl2d.daemon.api.job_admission import Admission
+from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.request_limits import MAX_WAKES, WAKES_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer

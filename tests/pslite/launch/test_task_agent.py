@@ -20,8 +20,7 @@ from pslite_jobs import command, environment, run_job, static_digest
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
 from pslite.job.member_measurements import Usage
-from pslite.launch.exit_status import OomKills
-from pslite.launch.log_tail import open_tail
+from pslite.launch.exit_status import OomKills, open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
 from pslite.net.tcp_sockets import listen

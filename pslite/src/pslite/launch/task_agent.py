@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import Usage, in_words
 from pslite.launch.agent_connection import AgentConnection
-from pslite.launch.exit_status import ExitStatus, OomKills, classify, oom_kills
+from pslite.launch.exit_status import ExitStatus, LogTail, OomKills, classify, oom_kills, open_tail
 from pslite.launch.gpus import open_gpus
-from pslite.launch.log_tail import LogTail, open_tail
 from pslite.launch.resource_usage import ProcessMonitor, family, kill
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.net.authentication import Identity

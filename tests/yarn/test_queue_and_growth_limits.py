@@ -15,7 +15,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import Resources
 from dl2d_yarn import service_resizing
 from dl2d_yarn.manager import YarnManager
-from dl2d_yarn.queue_limits import (
+from dl2d_yarn.queue_and_growth_limits import (
     ACTIVITIES_PATH,
     SCHEDULER_PATH,
     Queues,

@@ -7,8 +7,12 @@ import secrets
 import stat
 from pathlib import Path
 
+import msgspec
+
+from dl2d.atomic_file import write_atomically
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import ConfigError
+from pslite.launch.daemon_address_file import DaemonAddress
 
 _KEY_BYTES = 32
 #: What to do once the file is removed, and its price.
@@ -77,3 +81,13 @@ def _create(path: Path) -> None:
             pass
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def write_address(path: Path, address: DaemonAddress) -> None:
+    """Replace the file, which everybody may read. Raises ``OSError``."""
+    path = path.resolve()  # a link stays one
+    missing = [folder for folder in path.parents if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)  # whatever the daemon's file mask is
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(address), indent=2) + b"\n", mode=0o644)

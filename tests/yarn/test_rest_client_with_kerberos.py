@@ -16,9 +16,8 @@ from yarn.rm_answers import client_of
 
 from dl2d.core.errors import Unavailable
 from dl2d_yarn import rest_client
-from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.rest_client import RestClient, Spnego
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.spnego import Spnego
 
 
 def _why_not() -> str:
