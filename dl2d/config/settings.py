@@ -1,4 +1,7 @@
-"""Settings of the daemon, read from one YAML file. ``etc/dl2d.yaml`` documents every key."""
+"""Settings of the daemon, read from one YAML file, and where files that ship with dl2d lie.
+
+``etc/dl2d.yaml`` documents every key.
+"""
 
 from __future__ import annotations
 
@@ -380,12 +383,10 @@ def _named(key: str) -> str:
     return f"{key} (from {variable})" if variable in os.environ else key
 
 
-_PACKAGE = Path(dl2d.__file__).parent
-
-
 def shipped(name: str) -> Path:
     """Path of a shipped file such as ``etc/dl2d.yaml``. Raises ``ConfigError`` if the installation is not complete."""
-    for root in (_PACKAGE, _PACKAGE.parent):
+    package = Path(dl2d.__file__).parent
+    for root in (package, package.parent):
         if (root / name).exists():
             return root / name
     raise ConfigError(f"{name} is not part of this installation of dl2d; install it again")

@@ -1,4 +1,4 @@
-"""The key file of the daemon, from which every credential is derived."""
+"""Files of the daemon: its key, from which every credential is derived, and the address by which jobs find it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def _create(path: Path) -> None:
 
 
 def write_address(path: Path, address: DaemonAddress) -> None:
-    """Replace the file, which everybody may read. Raises ``OSError``."""
+    """Replace the address file, which everybody may read: see ``pslite.launch.daemon_address_file``.
+
+    Raises ``OSError``.
+    """
     path = path.resolve()  # a link stays one
     missing = [folder for folder in path.parents if not folder.exists()]
     for folder in reversed(missing):

@@ -1,6 +1,6 @@
-"""Measured speeds of single live jobs, in bounded space: table ``job_speeds``.
+"""Measured speeds and training losses of single live jobs, in bounded space: tables ``job_speeds`` and ``job_losses``.
 
-Each row of a job's progress is added when it is written. The measurements of a job are deleted when it ends.
+Each row of a job's progress is added when it is written. Both are deleted when the job ends.
 """
 
 from __future__ import annotations

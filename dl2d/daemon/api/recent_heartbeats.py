@@ -1,4 +1,8 @@
-"""Answered heartbeats: since when each coordinator was answered without a gap, and whose jobs have sent some."""
+"""Memory of recent heartbeats: which were taken, since when each coordinator is answered, and whose jobs sent some.
+
+One that is repeated, or overtaken by a later one of the same process, is ignored: a heartbeat that somebody has
+recorded must neither be counted again nor set a job's address back.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from collections.abc import Callable
 
 from dl2d.core.jobs import JobKey
 
-#: Jobs that are remembered.
-_MAX_JOBS = 100_000
+#: Jobs that are remembered, and processes of a job: it has one coordinator, and a new one after each death.
+_MAX_JOBS, _MAX_SENDERS = 100_000, 64
 
 
 class AnsweredHeartbeats:
@@ -72,10 +76,6 @@ class JobOwners:
         """Whether a job is known to have ended."""
         with self._lock:
             return self._jobs.get(slug, (None, False))[1]
-
-
-#: Processes of a job that are remembered (a job has one coordinator, and a new one after each death), and jobs.
-_MAX_SENDERS, _MAX_JOBS = 64, 100_000
 
 
 class TakenHeartbeats:

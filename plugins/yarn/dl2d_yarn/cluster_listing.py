@@ -1,4 +1,7 @@
-"""Reads the ResourceManager's lists of applications and nodes, and the description of one service."""
+"""Reads the ResourceManager's lists of applications and nodes, and the description of one service.
+
+``NodeSizes`` says which demands the nodes of a listing can meet.
+"""
 
 from __future__ import annotations
 

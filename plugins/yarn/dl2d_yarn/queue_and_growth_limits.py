@@ -1,4 +1,7 @@
-"""What queues leave to jobs: headroom of queues and users, limits that follow, and why a service's containers wait."""
+"""What queues leave to jobs: headroom of queues and users, and why a service's containers wait; limits of growth.
+
+Growth is limited by headroom, and by the idle containers of other jobs.
+"""
 
 from __future__ import annotations
 
@@ -257,30 +260,6 @@ def queue_limits(shares: Sequence[QueueShare], idle: Collection[IdleContainer]) 
         yield GrowthLimit(applications, left, f"queue {share.queue} leaves no more to {share.user}")
 
 
-def read_pending_reason(client: RestClient, application: str) -> str:
-    """Why containers of an application wait, as the scheduler says; "" while it has recorded no reason.
-
-    It begins to record reasons with the first call. Raises as ``RestClient.get``.
-    """
-    answer = client.get(f"{ACTIVITIES_PATH}/{application}", dict[str, Any])
-    reasons = Counter(text for text in _diagnostics(answer) if "waiting for" not in text)
-    return " ".join(reasons.most_common(1)[0][0].split())[:_MAX_REASON] if reasons else ""
-
-
-def _diagnostics(answer: object) -> Iterator[str]:
-    """All texts under the key ``diagnostic``, at any depth."""
-    stack: list[object] = [answer]
-    while stack:
-        found = stack.pop()
-        if isinstance(found, dict):
-            text = found.get("diagnostic")
-            if isinstance(text, str) and text:
-                yield text
-            stack.extend(found.values())
-        elif isinstance(found, list):
-            stack.extend(found)
-
-
 def idle_limits(
     services: Iterable[JobService], idle: Iterable[IdleContainer], nodes: Iterable[Node]
 ) -> Iterator[GrowthLimit]:
@@ -310,3 +289,27 @@ def idle_limits(
     for job, own_idle in idle_by_job.items():
         if job in live:
             yield limit((live[job],), own_idle)
+
+
+def read_pending_reason(client: RestClient, application: str) -> str:
+    """Why containers of an application wait, as the scheduler says; "" while it has recorded no reason.
+
+    It begins to record reasons with the first call. Raises as ``RestClient.get``.
+    """
+    answer = client.get(f"{ACTIVITIES_PATH}/{application}", dict[str, Any])
+    reasons = Counter(text for text in _diagnostics(answer) if "waiting for" not in text)
+    return " ".join(reasons.most_common(1)[0][0].split())[:_MAX_REASON] if reasons else ""
+
+
+def _diagnostics(answer: object) -> Iterator[str]:
+    """All texts under the key ``diagnostic``, at any depth."""
+    stack: list[object] = [answer]
+    while stack:
+        found = stack.pop()
+        if isinstance(found, dict):
+            text = found.get("diagnostic")
+            if isinstance(text, str) and text:
+                yield text
+            stack.extend(found.values())
+        elif isinstance(found, list):
+            stack.extend(found)

@@ -1,4 +1,4 @@
-"""HTTP client of the ResourceManager: bounded in time and size, follows a fail-over, and raises typed errors."""
+"""HTTP client of the ResourceManager: bounded in time and size, follows a fail-over, raises typed errors; Kerberos."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def _message(body: bytes) -> str:
 
 
 class Spnego(httpx2.Auth):
-    """Answers a demand for SPNEGO with a Kerberos ticket; the cookie of the answer authenticates the calls after it.
+    """Answers a demand for SPNEGO (RFC 4559) with a Kerberos ticket; the answer has a cookie for later calls.
 
     With a keytab the tickets are kept in memory, and new ones are obtained before they expire. Without one they come
     from the user's credential cache (``kinit``).

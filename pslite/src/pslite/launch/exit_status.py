@@ -1,4 +1,4 @@
-"""Exit status of a task's process, and its cause as far as it shows from outside: signal, lack of memory, error."""
+"""How a task's process ended: its exit status, the cause as far as it shows from outside, its last lines of output."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from pathlib import Path
 
 from pslite.job.job_status import Cause
 from pslite.job.printable_text import printable
+
+#: of error output, that the report of an end has at most
+_MAX_LINES, _MAX_BYTES = 12, 2000
+_STDERR = 2
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,12 @@ def classify(code: int, before: OomKills, after: Callable[[], OomKills]) -> Exit
     return ExitStatus(Cause.KILLED if code < 0 else Cause.FAILED)
 
 
-_MAX_LINES, _MAX_BYTES = 12, 2000
-_STDERR = 2
-
-
 @dataclass(frozen=True)
 class LogTail:
-    """The file to which error output goes, and its length at the start."""
+    """The file to which error output goes, and its length at the start.
+
+    It is read after the end, and not taken through a pipe: a pipe would end the task when its dl2-run dies.
+    """
 
     path: str
     start: int
