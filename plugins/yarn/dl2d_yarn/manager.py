@@ -34,7 +34,6 @@ from dl2d_yarn.cluster_listing import (
     Application,
     ClusterListing,
     NodeSizes,
-    ServiceDescription,
     read_listing,
     read_service,
     read_version,
@@ -52,11 +51,11 @@ from dl2d_yarn.queue_and_growth_limits import (
 )
 from dl2d_yarn.rest_client import MAX_DESCRIPTION_BYTES, SERVICE_CALL_SECONDS, RestClient
 from dl2d_yarn.service_file import (
-    JOB_VARIABLES,
     MAX_REQUEST_CHARACTERS,
     PROPERTY_PREFIX,
     SECRET_VARIABLE,
     TASK_ROLES,
+    check_same_job,
     read_application_id,
     read_template,
     service_description,
@@ -365,7 +364,7 @@ class YarnManager:
         if own is not None:
             found = read_service(self._client, name)
             if found.application_id == own.id and found.use is not ServiceUse.WAIT:
-                _check_same_job(found, description)
+                check_same_job(found.application_id, found.environment, description)
                 return own.id
         elif running:
             problem = f"{running[0].id} of user {running[0].user} has it, and YARN allows a name once"
@@ -490,16 +489,6 @@ class YarnManager:
         self._changer.close()
         self._client.close()
         self._service_client.close()
-
-
-def _check_same_job(found: ServiceDescription, description: Mapping[str, Any]) -> None:
-    """Raise ``Rejected`` if a service that was found is not the one of this description, but that of another dl2d."""
-    name, given = description["name"], description["configuration"]["env"]
-    if any(found.environment.get(variable) != given[variable] for variable in JOB_VARIABLES):
-        raise Rejected(
-            f"{name}: {found.application_id} of another dl2d daemon has this name; give each daemon its own cluster "
-            "and resource_manager.yarn.user"
-        )
 
 
 def _warn(remark: str) -> None:

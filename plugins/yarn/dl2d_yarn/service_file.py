@@ -26,9 +26,9 @@ TASK_ROLES: Final = (Role.PS, Role.WORKER)
 _JOB_SERVICE_NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
 _MAX_NAME_LENGTH: Final = 63
 #: Variables that identify a job to the daemon.
-JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
+_JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
 #: Variables with which a container asks the daemon for its task.
-_DAEMON_VARIABLES: Final = ("DL2_DAEMON", *JOB_VARIABLES)
+_DAEMON_VARIABLES: Final = ("DL2_DAEMON", *_JOB_VARIABLES)
 #: Variable with the daemon's certificate, where the nodes do not trust the authority that signed it.
 _CERTIFICATE_VARIABLE: Final = "DL2_DAEMON_CERTIFICATE"
 #: Variable with the uid of the daemon's account, where no certificate proves who listens at its address.
@@ -250,6 +250,16 @@ def read_application_id(answer: bytes) -> str:
     if match is None:
         raise Unavailable("no application id in YARN's answer to a service", said=repr(answer[:300]))
     return match[0]
+
+
+def check_same_job(application: str, environment: Mapping[str, str], description: Mapping[str, Any]) -> None:
+    """Raise ``Rejected`` if a service that was found is not the one of this description, but that of another dl2d."""
+    name, given = description["name"], description["configuration"]["env"]
+    if any(environment.get(variable) != given[variable] for variable in _JOB_VARIABLES):
+        raise Rejected(
+            f"{name}: {application} of another dl2d daemon has this name; give each daemon its own cluster and "
+            "resource_manager.yarn.user"
+        )
 
 
 def flex_request(sizes: Mapping[Role, int]) -> dict[str, Any]:
