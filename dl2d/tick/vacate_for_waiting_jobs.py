@@ -71,7 +71,7 @@ MAX_VACATING_SECONDS: Final = 900.0
 #: After how long a claim that was given up is tried again.
 RETRY_SECONDS: Final = 3600.0
 #: How often claims of a kind may lose nodes that tasks had to leave for them, in ``RETRY_SECONDS``, before they rest.
-MAX_LOST: Final = 3
+MAX_LOST: Final = 5
 #: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
 #: never start could keep nodes empty one after the other.
 MAX_GIVEN_UP_SHAPES: Final = 4
@@ -361,7 +361,7 @@ class _LostNodes:
             is_there = node[:2] in kinds and node.name in room.capacity
             if is_there and node not in self.vacated and room.used_by_foreign_jobs[node.name].fits_in(used):
                 lost[node[:2]] += self._first_on.get(node.name, math.inf) >= self._place[node.handle]
-        for kind in {kinds[key] for key, count in lost.items() if count > self._gained[key[0]]}:
+        for kind in {kinds[key] for key, count in lost.items() if count > self._gained[key[0]]} - self.resting():
             self.times[kind] = (*self.times.get(kind, ()), self._now)
 
 

@@ -802,7 +802,7 @@ def test_what_replaces_tasks_that_move_for_a_claim_makes_no_room_for_others_that
 
 def test_a_claim_rests_whose_nodes_turn_out_again_and_again_not_to_be_had() -> None:
     """Where tasks that move first are placed, there is no room left for the last one, and all stay."""
-    with closing(World(cluster_nodes=make_nodes(3, cpu=8), url="")) as world:
+    with closing(World(cluster_nodes=make_nodes(3, cpu=8), url="", slot_seconds=100.0)) as world:
         world.manager.yields = Yields.ALWAYS
         world.manager.claims = [keep_free(1)]
         for cpus, least, most, servers in ((2, 2, 5, 1), (2, 2, 2, 2), (3, 1, 1, 1)):
