@@ -300,6 +300,25 @@ def test_a_task_has_partition_account_and_qos_that_its_anchor_has_now(slurm: Fak
     ]
 
 
+def test_a_listing_that_is_unreadable_in_part_takes_no_options_from_tasks(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    """As when a job registers while a tick starts tasks: the tick's own listing could be read."""
+    torn = {"rows": [job_row(12, State="")]}
+    slurm.answer("squeue", **torn)
+    manager = manager_on()
+    assert manager.listing().incomplete
+    with pytest.raises(Unavailable, match="could not be read in part, and lacks job 12"):
+        manager.submit(task())
+    assert slurm.calls("sbatch") == []
+    for answer in ({"rows": [job_row(12, QOS="gold", Nice=50)]}, torn):
+        slurm.answer("squeue", **answer)
+        manager.listing()
+        manager.submit(task())
+    said = [{word for word in call.argv if word.startswith(("--qos", "--nice"))} for call in slurm.calls("sbatch")]
+    assert said == 2 * [{"--qos=gold", "--nice=50"}]
+
+
 # The tick
 
 

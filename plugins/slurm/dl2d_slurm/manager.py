@@ -127,8 +127,10 @@ class SlurmManager:
         self._tasks: Mapping[str, Task] = {}
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
-        #: Options of each job that had not ended in the last listing, by the id that users know.
+        #: Options of each job that had not ended in the last listing, by the id that users know; and whether that could
+        #: not be read in part, so that there may be others.
         self._options_by_job: Mapping[str, AnchorOptions] = {}
+        self._options_missing = False
         self._partitions: Mapping[str, Partition] = {}
         #: Of jobs with tasks, and of waiting jobs.
         self._excluded = ExcludedNodes(self._commands)
@@ -244,7 +246,10 @@ class SlurmManager:
         nodes = parse_nodes(answer, terminator, [name for name in partition.split(",") if name])
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
-        self._options_by_job, self._partitions = jobs.options, nodes.partitions
+        # Starts that another thread makes now need those of jobs whose records are the unreadable ones.
+        self._options_missing = bool(jobs.unreadable)
+        self._options_by_job = {**self._options_by_job, **jobs.options} if jobs.unreadable else jobs.options
+        self._partitions = nodes.partitions
         if not jobs.unreadable:
             self._stopper.forget_all_but({job.identity for job in jobs.jobs if not job.state.ended})
         for remark in (*jobs.unknown, *nodes.unknown, *jobs.unreadable, *nodes.unreadable):
@@ -302,6 +307,8 @@ class SlurmManager:
         if not self._capacities:
             self.listing()
         check_fits(task, self._capacities)
+        if self._options_missing and task.job.id not in self._options_by_job:
+            raise Unavailable(f"squeue's last answer could not be read in part, and lacks job {task.job.id}")
         task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         if task.job.id in self._options_by_job and task.job.id not in self._excluded:
