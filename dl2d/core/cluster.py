@@ -122,6 +122,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 _LEAST_COUNTED_DOWN = 4_000_000_000
 
 
+def claimant_text(handle: str, user: str, priority: int) -> str:
+    """A waiting job in words: ``job 812 of bob (priority 9000)``."""
+    shown = f" (priority {priority})" if priority < _LEAST_COUNTED_DOWN else ""
+    return f"job {handle} of {user}{shown}"
+
+
 class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Room that a waiting job of the resource manager gets (``Claim``). It counts as used on its nodes."""
 
@@ -140,8 +146,7 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if not self.user:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        priority = f" (priority {self.priority})" if self.priority < _LEAST_COUNTED_DOWN else ""
-        return f"room made for job {self.handle} of {self.user}{priority} on {count}: {names}"
+        return f"room made for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
 
 
 #: Id of a job's anchor in its tag, where tasks have theirs.

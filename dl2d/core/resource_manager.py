@@ -71,7 +71,8 @@ class Yields(enum.StrEnum):
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job that waits in the resource manager for room, is not a task of dl2d, and could start if it had that room.
 
-    Jobs that wait for anything else (held, a dependency, a begin time, a limit, a licence) are no claims.
+    The room is on nodes, or in a limit. Jobs that wait for anything else (held, a dependency, a begin time, a licence)
+    are no claims.
     """
 
     #: Id by which users know it; of a standing claim, the nodes of which some are kept free (``partition gpu``).
@@ -135,18 +136,27 @@ class RmIdentity(NamedTuple):
     tag: str
 
 
+#: Name of the number of tasks among the amounts of a ``GrowthLimit``.
+TASKS: Final = "tasks"
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthLimit:
     """What some jobs may have together besides what they have, where that is less than the nodes have free."""
 
     #: Handles of the jobs' anchors.
     anchors: frozenset[str]
-    #: Amounts by resource; resources without a limit are absent. Negative where the jobs have more than they may.
+    #: Amounts by resource, and the number of tasks (``TASKS``); what has no limit is absent. Negative where the jobs
+    #: have more than they may.
     left: Mapping[str, float]
     #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
     reason: str
     #: Whether the manager starts no task beyond it. Otherwise none is submitted beyond it.
     enforced: bool = True
+    #: Handles of the jobs among ``RmListing.limit_claims`` for which it holds as well.
+    waiting: frozenset[str] = frozenset()
+    #: Whether jobs that have more than they may give that up, down to their floors. Otherwise they keep what they have.
+    makes_room: bool = False
 
     def allows(self, demand: Resources) -> bool:
         """Whether it leaves enough for tasks with this demand; a limit of what they do not need does not matter."""
@@ -236,8 +246,9 @@ class RmListing:
     #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
     #: containers, and more of a job's containers run than have reported.
     unreported: frozenset[str] = frozenset()
-    #: Jobs that wait for room beside dl2d's.
+    #: Jobs that wait for room beside dl2d's: on nodes, and in a limit (``GrowthLimit.waiting``).
     claims: tuple[Claim, ...] = ()
+    limit_claims: tuple[Claim, ...] = ()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

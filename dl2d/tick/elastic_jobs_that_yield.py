@@ -15,6 +15,8 @@ class ElasticJobs:
     def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
         by_handle = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
         self.anchors = {by_handle[each.handle]: each for each in listing.jobs if each.handle in by_handle}
+        #: Their priorities, in ascending order. Jobs that yield to a claim yield to all between the same two of them.
+        self.priorities = sorted({anchor.priority for anchor in self.anchors.values()})
         self.requests = {job.key: job.request for job in snapshot.jobs}
         self._held = snapshot.held()
         self._may_use = snapshot.may_use()

@@ -106,6 +106,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         claim_history=state.claim_history.after_decision(
             slot_decision.proposed.allocations(), incomplete=bool(report.incomplete)
         ),
+        limit_history=state.limit_history.after_decision(incomplete=bool(report.incomplete)),
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,

@@ -7,7 +7,7 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 2. capacity: all jobs together get no more than the nodes have for them, without what jobs of others claim;
 3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
-   resource manager's queues leave them;
+   resource manager's limits leave them; in these they make room for jobs of others (``make_room_in_limits``);
 5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
 6. churn: no more than a number of tasks are started in a slot.
 
@@ -31,7 +31,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
 from dl2d.core.resize_guard_state import GuardState
-from dl2d.core.resource_manager import GrowthLimit
+from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.tick_context import GuardRules
 
@@ -85,7 +85,7 @@ def guard(
     if rules.churn or exceeded:
         _reserve(job_limits)
         members = Counter(total for each in job_limits for total in each.sums)
-        limits = [total for total in exceeded if total.constraint is Constraint.LIMIT and members[total] > 1]
+        limits = [total for total in exceeded if total.is_limit and members[total] > 1]
         _keep_minimum_sizes(job_limits, limits, rules, len(guard_state.started_at))
         _grow_in_submit_order(job_limits, rules, len(guard_state.started_at))
         for total in sums:
@@ -141,12 +141,16 @@ class _Sum:
     complete: bool = False
     #: The bound where ``limit`` also has what jobs have beyond it and keep, as no other job needs it; else None.
     limit_without_excess: Mapping[str, int] | None = None
+    #: Whether it is a limit of the site or of the resource manager.
+    is_limit: bool = False
     total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, request: JobRequest, allocation: Allocation, sign: int = 1) -> None:
         for demand, count in ((request.worker, allocation.workers), (request.ps, allocation.ps)):
             for name, amount in demand.thousandths:
                 self.total[name] += sign * count * amount
+        if TASKS in self.limit:
+            self.total[TASKS] += sign * 1000 * (allocation.workers + allocation.ps)
 
     def exceeded(self) -> set[str]:
         """Resources of which the sum is more than its bound."""
@@ -296,7 +300,7 @@ def _add_capacity_and_site_limits(
                 continue
             if (scope, name) not in limited:
                 text = limit_text(scope, name, limit)
-                limited[scope, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths))
+                limited[scope, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths), is_limit=True)
             each.sums.append(limited[scope, name])
     return [*capacity, *limited.values()]
 
@@ -307,7 +311,7 @@ def _add_growth_limits(
     """Add a sum for each of the resource manager's limits to the jobs that it covers; returns these sums.
 
     Each is bounded by what its jobs have and what the limit leaves them besides. Tasks that do not run yet count as
-    growth.
+    growth. Only a limit that makes room for others takes away what jobs have.
     """
     sums: list[_Sum] = []
     by_anchor = {each.job.anchor: (number, each) for number, each in enumerate(job_limits)}
@@ -317,15 +321,23 @@ def _add_growth_limits(
     for limit in limits:
         members = [each for _, each in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
         tasks = [task for each in members for task in tasks_of[each.job.key]]
-        runs = Resources.total(task.demand for task in tasks if task.state is not TaskState.ASKED)
-        has = dict(Resources.total(task.demand for task in tasks if task.state.wanted).thousandths)
-        allowed = {name: round(1000 * (runs.get(name) + left)) for name, left in limit.left.items()}
-        bound = {name: max(amount, has.get(name, 0)) for name, amount in allowed.items()}
-        found = _Sum(Constraint.LIMIT, limit.reason, bound, limit_without_excess=allowed)
+        runs = _held_by([task for task in tasks if task.state is not TaskState.ASKED])
+        allowed = {name: runs.get(name, 0) + round(1000 * left) for name, left in limit.left.items()}
+        if limit.makes_room:
+            found = _Sum(Constraint.CLAIM, limit.reason, allowed, is_limit=True)
+        else:
+            has = _held_by([task for task in tasks if task.state.wanted])
+            bound = {name: max(amount, has.get(name, 0)) for name, amount in allowed.items()}
+            found = _Sum(Constraint.LIMIT, limit.reason, bound, limit_without_excess=allowed, is_limit=True)
         for each in members:
             each.sums.append(found)
         sums.append(found)
     return sums
+
+
+def _held_by(tasks: Collection[Task]) -> dict[str, int]:
+    """What tasks hold together, in thousandths by resource, with their number (``TASKS``)."""
+    return {**dict(Resources.total(task.demand for task in tasks).thousandths), TASKS: 1000 * len(tasks)}
 
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:
@@ -481,7 +493,7 @@ def _smaller(
 
 
 def _needs(demand: Resources, resources: Collection[str]) -> bool:
-    return any(name in resources for name, _ in demand.thousandths)
+    return TASKS in resources or any(name in resources for name, _ in demand.thousandths)
 
 
 def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, started: int) -> None:

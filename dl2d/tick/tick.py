@@ -15,6 +15,7 @@ from dl2d.tick.avoided_nodes import remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
+from dl2d.tick.make_room_in_limits import make_room_in_limits
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
@@ -33,10 +34,11 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """Run one tick; returns the state for the next one, and what this one did.
 
     The policy is asked once per slot, and earlier when the situation changes (``situation_digest`` lists what counts),
-    a task fails, tasks have to leave a node for a new claim, or room appears for a job that has nothing while jobs of
-    others wait. The ticks in between carry on with the decision in force, as resources become free. A slot is recorded
-    when it is decided. A policy that leaves jobs waiting for ``idle_seconds`` although they fit into free resources is
-    set aside: from the next tick on the fallback decides, until another version of the policy is configured.
+    a task fails, tasks have to leave a node for a new claim, a job of others gets room in a limit, or room appears for
+    a job that has nothing while jobs of others wait. The ticks in between carry on with the decision in force, as
+    resources become free. A slot is recorded when it is decided. A policy that leaves jobs waiting for
+    ``idle_seconds`` although they fit into free resources is set aside: from the next tick on the fallback decides,
+    until another version of the policy is configured.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     incomplete = observed.listing.incomplete
     silent = reconciled.silent
 
-    # Vacate nodes for jobs of others
+    # Vacate nodes, and make room in limits, for jobs of others
     growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
     without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, growth_limits)
     snapshot, claim_history = claim_nodes(
@@ -70,12 +72,19 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
 
+    limits_with_claims, limit_history = make_room_in_limits(
+        reconciled.snapshot, observed.listing, state.limit_history,
+        silent=silent, backing_off=reconciled.backing_off, now=begin,
+        proposed={} if state.slot_decision is None else state.slot_decision.proposed.allocations(),
+    )  # fmt: skip
+
     # Decide and guard, unless the last decision is still in force
     situation = situation_digest(mode, context.canary, reconciled, set_aside)
     slot_decision = decision_in_force(state, situation, snapshot.at, context.slot_seconds)
     if (
         reconciled.task_failed
         or claim_history.is_undecided(snapshot.claims)
+        or (not incomplete and limit_history.is_undecided())
         # Where no job of others waits, nobody takes that room before the next decision.
         or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement, silent))
     ):
@@ -92,7 +101,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.guard_state,
-            silent=silent, growth_limits=growth_limits,
+            silent=silent, growth_limits=(*limits_with_claims, *reconciled.growth_limits),
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
@@ -136,7 +145,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
         stray_remarks=reconciled.stray_remarks, resting_claims=claim_history.resting,
     )  # fmt: skip
-    state = replace(state, claim_history=claim_history)
+    state = replace(state, claim_history=claim_history, limit_history=limit_history)
     return record(context, state, reconciled, report, situation), report
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
+from dl2d.tick.make_room_in_limits import LimitHistory
 from dl2d.tick.missing_tasks import Missing
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
@@ -51,8 +52,9 @@ class TickState:
     situation: str = ""
     #: Jobs for which there was room when that decision gave them nothing (``jobs_with_room``).
     with_room: frozenset[JobKey] = frozenset()
-    #: What is remembered of jobs of others that wait for room.
+    #: What is remembered of jobs of others that wait for room on nodes, and in limits.
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
+    limit_history: LimitHistory = field(default_factory=LimitHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
     #: Tags of the anchors that count as gone and of which accounting could not say yet how they ended, with the time

@@ -66,6 +66,7 @@ def test_what_limits_of_slurmdbd_leave(cluster: AccountingCluster, alice: User, 
         "GrpTRES of QOS small": {"cpu": 6.0, "gpu": 2.0},
         f"MaxTRESPerUser of QOS small for user {alice.name}": {"cpu": 3.0},
         "GrpTRES of account lab": {"memory": 1600.0},
+        f"MaxJobs of user {alice.name} in account lab": {"tasks": 1.0},
     }
     assert {limit.anchors for limit in found.values()} == {frozenset({small, large})}
     cluster.clear()
@@ -100,6 +101,42 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
         daemon.wait_for_end(job.key, timeout=240)
         assert daemon.job(job.key).state is JobState.FINISHED
         assert len(daemon.tasks(job.key)) == 3
+
+
+def test_a_job_of_others_that_waits_for_a_full_limit_starts(
+    cluster: AccountingCluster, alice: User, tmp_path: Path
+) -> None:
+    cluster.sacctmgr("add", "qos", "eight", "GrpTRES=cpu=8")
+    bob = cluster.add_user("bob")
+    for user in (alice, bob):
+        cluster.sacctmgr("modify", "user", user.name, "set", "qos+=eight")
+    config = {"resource_manager": cluster.resource_manager(), "schedule": {"slot_seconds": 10}}
+    with DaemonProcess(tmp_path, config) as daemon:
+        job_id = cluster.submit_as(
+            alice,
+            f"""#!/bin/sh
+#SBATCH -c 1 --mem=50 --qos=eight
+#DL2 model=other worker=cpu:2,memory:100 ps=cpu:1,memory:100 max_workers=5 max_ps=1
+#DL2 samples_per_epoch=203 batch=20 epochs=6000
+export DL2_DAEMON={daemon.url}
+exec dl2-run python "$HOME/numpy_worker.py" --epochs 6000 --step-seconds 0.05
+""",
+        )
+        daemon.wait_until(lambda: daemon.store.find_jobs(job_id), "the job is registered", timeout=90)
+        (job,) = daemon.store.find_jobs(job_id)
+        daemon.wait_until(lambda: daemon.confirmed(job.key) == (3, 1), "it fills the limit", timeout=90)
+        rigid = cluster.submit_as(bob, "#!/bin/sh\nsleep 40\n", "--qos=eight", "--cpus-per-task=3", "--mem=50")
+        room = f"room made for job {rigid} of {bob.name}"
+        why = (str(BIN / "dl2d"), "why", job_id, "--config", str(daemon.config))
+        daemon.wait_until(lambda: room in cluster.run(*why).stdout, "it is told to whom it yields", timeout=60)
+        cluster.wait_until(lambda: cluster.job_state(rigid) == "RUNNING", "the waiting job starts")
+        while cluster.job_state(rigid) == "RUNNING":
+            assert daemon.confirmed(job.key) == (1, 1)
+            time.sleep(2.0)
+        daemon.wait_until(lambda: daemon.confirmed(job.key) == (3, 1), "it grows again", timeout=90)
+        cluster.run("scancel", job_id, user=alice)
+        daemon.wait_for_end(job.key, timeout=60)
+        daemon.wait_until_empty()
 
 
 @pytest.mark.nightly

@@ -36,6 +36,7 @@ from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
     WaitingJob,
     claims,
+    handle_for_users,
     highest_priority,
     share_limits,
     standing_claims,
@@ -188,6 +189,7 @@ class SlurmManager:
         last_change = self._last_change
         jobs, nodes = self._ask_jobs_and_nodes()
         waiting = highest_priority(jobs.waiting)
+        jobs = replace(jobs, waiting_for_limits=tuple(highest_priority(jobs.waiting_for_limits)))
         self._ask_excluded_of_listed(jobs, waiting)
         ended, ended_until = self._ask_ended(jobs, ended_since, now)
         # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.
@@ -205,6 +207,8 @@ class SlurmManager:
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
+        limits = tuple(self._limits.growth_limits(jobs, resources, now)) if anchors else ()
+        limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
             now,
@@ -214,12 +218,17 @@ class SlurmManager:
             jobs.unreadable + nodes.unreadable,
             growth_limits=(
                 *share_limits(nodes.nodes, partitions, held, nodes.partitions, sharing),
-                *(self._limits.growth_limits(jobs, resources, now) if anchors else ()),
+                *limits,
             ),
             claims=(
                 *claims([self._with_excluded(job) for job in waiting], eligibility.of),
                 *reservation_claims(reservations, anchors, now),
                 *standing_claims(nodes.partitions, sharing),
+            ),
+            limit_claims=tuple(
+                structs.replace(job.claim, handle=handle)
+                for job in jobs.waiting_for_limits
+                if (handle := handle_for_users(job)) in limited
             ),
             eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),

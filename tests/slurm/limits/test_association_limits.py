@@ -172,11 +172,103 @@ def test_what_a_limit_leaves_follows_the_tasks_that_run_between_two_answers(
         clock.now += 15
     title = "Slurm's limit GrpTRES of QOS high"
     jobs = "Slurm's limit MaxJobsPerUser of QOS high for user alice"
-    none = {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}
-    assert seen == [{title: {"cpu": 5.0}}, {title: {"cpu": 3.0}, jobs: none}, {title: {"cpu": 1.0}, jobs: none}]
+    none = {"cpu": 0.0, "gpu": 0.0, "memory": 0.0, "tasks": 0.0}
+    assert seen == [
+        {title: {"cpu": 5.0}, jobs: {"tasks": 1.0}},
+        {title: {"cpu": 3.0}, jobs: none},
+        {title: {"cpu": 1.0}, jobs: none},
+    ]
     clock.now += 60
     slurm.answer("scontrol", status=1, stderr="slurm_load_assoc_mgr_info error: Access denied\n")
     assert {limit.reason: limit.left for limit in manager.listing().growth_limits} == seen[-1]
     clock.now += 60
     slurm.answer("scontrol", stdout=user + line.format("N(5)", "N(2)"))
     assert manager.listing().growth_limits == ()
+
+
+def pending(number: int, **changes: object) -> dict[str, object]:
+    """A row of a job of bob that waits for a limit of the account."""
+    row = {"State": "PENDING", "NodeList": "", "Reason": "AssocGrpCpuLimit", "UserName": "bob", "Account": "ml"}
+    return job_row(number, **{**row, "tres-alloc": "cpu=3,mem=1G,node=1,gres/gpu=2", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({}, ["GrpTRES of account ml"]),
+        ({"Account": "below"}, ["GrpTRES of account ml"]),
+        ({"Account": "other"}, []),
+        ({"QOS": "high"}, ["GrpTRES of account ml", "GrpJobs of QOS high"]),
+        ({"QOS": "high", "Account": "other", "Reason": "QOSGrpJobsLimit"}, ["GrpJobs of QOS high"]),
+        ({"UserName": "alice"}, ["GrpTRES of account ml", "MaxJobs of user alice in account ml"]),
+        # The limits for which these wait are not those that the elastic job fills.
+        ({"QOS": "other", "Reason": "QOSGrpCpuLimit"}, []),
+        ({"Reason": "AssocMaxJobsLimit"}, []),
+        ({"Reason": "AssocGrpMemLimit"}, []),
+        ({"Reservation": "lecture"}, ["GrpTRES of account ml"]),
+        ({"Reason": "Resources"}, []),
+        ({"Reason": "None"}, []),
+        ({"Reason": "Dependency"}, []),
+        ({"Reason": "JobHeldUser", "PriorityLong": 0}, []),
+        ({"PriorityLong": 0}, []),
+        ({"Reason": "AssocGrpCPUMinutesLimit"}, []),
+        ({"Reason": "AssocMaxCpuPerJobLimit"}, []),
+        ({"Comment": "dl2:fake.1.9:worker-1", "UserName": "alice"}, []),
+        ({"State": "RUNNING", "NodeList": "n1"}, []),
+    ],
+    ids=str,
+)
+def test_for_which_limits_jobs_of_others_wait(
+    slurm: FakeSlurm, manager_on: Managers, changes: dict[str, object], limits: list[str]
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1, Account="ml", QOS="high"), pending(5, **changes)])
+    slurm.answer(
+        "scontrol",
+        stdout=ASSOCIATION.format("ml", "", "", "root(1)", "N(0)", "cpu=9(9)", "")
+        + ASSOCIATION.format("below", "", "", "ml(2)", "N(0)", "cpu=N(0)", "")
+        + ASSOCIATION.format("ml", "alice(7)", "", "", "N(0)", "cpu=N(0)", "4(4)")
+        + "QOS=high(3) GrpJobs=5(5) Account Limits=No Accounts User Limits=No Users\n",
+    )
+    task = live_task("5", "dl2:fake.1.9:worker-1")
+    listing = manager_on().listing(tasks=[task] if "Comment" in changes else [])
+    assert [each.reason.removeprefix("Slurm's limit ") for each in listing.growth_limits if each.waiting] == limits
+    assert [(claim.handle, claim.user, claim.priority) for claim in listing.limit_claims] == (
+        [("5", changes.get("UserName", "bob"), 4000)] if limits else []
+    )
+    assert all(claim.demand.as_dict() == {"cpu": 3, "memory": 1024, "gpu": 2} for claim in listing.limit_claims)
+    assert {claim.handle for claim in listing.claims} == ({"5"} if changes.get("Reason") == "Resources" else set())
+
+
+def test_tasks_of_an_array_wait_for_a_limit_one_by_one(slurm: FakeSlurm, manager_on: Managers) -> None:
+    rows = [job_row(1, Account="ml"), pending(5, JobArrayID="5_[2-4]"), pending(9, JobArrayID="9_[0-999]")]
+    slurm.answer("squeue", rows=rows)
+    slurm.answer("scontrol", stdout=ASSOCIATION.format("ml", "", "", "root(1)", "N(0)", "cpu=9(9)", ""))
+    listing = manager_on().listing()
+    assert [limit.waiting for limit in listing.growth_limits] == [{"5", "9"}]
+    assert [claim.handle for claim in listing.limit_claims].count("5") == 3
+    assert len(listing.limit_claims) == 3 + 64
+
+
+def test_jobs_of_others_that_start_or_end_count_in_limits_at_once(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """The sum of what a limit leaves and what runs is the same before a waiting job starts and afterwards."""
+    lab = ASSOCIATION.format("ml", "", "", "root(1)", "6(3)", "cpu=9(4)", "")
+    slurm.answer("scontrol", stdout=lab)
+    own = job_row(1, Account="ml")
+    running = {"State": "RUNNING", "NodeList": "n1", "Reason": "None"}
+    manager = manager_on(poll_floor_seconds=0)
+    left = []
+    for rows in (
+        [pending(5), pending(6, Account="other", **running)],
+        [pending(5, **running), pending(6, Account="other", **running)],
+        [pending(5, **running), pending(6, **running)],
+        [pending(5, **{**running, "State": "COMPLETING"}), pending(6, **running)],
+        [],
+    ):
+        slurm.answer("squeue", rows=[own, *rows])
+        tres, jobs = sorted(manager.listing().growth_limits, key=lambda limit: "GrpJobs" in limit.reason)
+        left.append((tres.left["cpu"], jobs.left["tasks"]))
+        clock.now += 10
+    assert left == [(5, 3), (2, 2), (0, 1), (2, 2), (5, 3)]
+    assert len(slurm.calls("scontrol")) <= 3  # the limits were asked for once

@@ -92,6 +92,18 @@ _JOB_ALONE_PARTS: Final = ("QOSMin", "PerJob", "PerNode", "TimeLimit")
 _LIMITED: Final = {"GRES": "gres", "CPU": "cpu", "MEM": "memory"}
 
 
+#: Limits of resources or jobs of several running jobs together that slurmctld tells with their use
+#: (``association_limits``).
+_OF_RUNNING_JOBS: Final = frozenset(
+    {
+        *("AssocGrpCpuLimit", "AssocGrpGRES", "AssocGrpJobsLimit", "AssocGrpMemLimit", "AssocMaxJobsLimit"),
+        *("QOSGrpCpuLimit", "QOSGrpGRES", "QOSGrpJobsLimit", "QOSGrpMemLimit"),
+        *("QOSMaxCpuPerUserLimit", "QOSMaxGRESPerUser", "QOSMaxJobsPerUserLimit", "QOSMaxMemoryPerUser"),
+        *("MaxCpuPerAccount", "MaxGRESPerAccount", "MaxJobsPerAccount", "MaxMemoryPerAccount"),
+    }
+)
+
+
 def _site_limit(name: str) -> SiteLimit:
     resource = next((limited for part, limited in _LIMITED.items() if part in name.upper()), "")
     if name in _OF_JOB_ALONE or any(part in name for part in _JOB_ALONE_PARTS):
@@ -209,3 +221,8 @@ def waits_for_room(reason: str) -> bool:
     """
     found = waiting_reason(reason)
     return found is not None and found.waits_for is WaitsFor.ROOM
+
+
+def waits_for_running_jobs(reason: str) -> bool:
+    """Whether a job that waits for this reason starts once other jobs hold less of a limit that slurmctld tells."""
+    return reason in _OF_RUNNING_JOBS

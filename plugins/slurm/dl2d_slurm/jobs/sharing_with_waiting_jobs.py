@@ -28,7 +28,7 @@ from dl2d_slurm.commands.command_output_values import (
 )
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.jobs.job_reason_codes import waits_for_room
+from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule, SlurmSettings
 from dl2d_slurm.submission.partitions import Partition
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
@@ -82,15 +82,20 @@ class WaitingJob:
     #: since a user may make them long.
     required: str
     planned: str
+    #: The reason for which it waits where that is a limit of running jobs; "" where it waits for room on nodes.
+    limit_reason: str = ""
 
 
 def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> WaitingJob | None:
-    """The job of a record of squeue that waits, if it waits for room; ``demand`` is that on all its nodes.
+    """The job of a record of squeue that waits, if it waits for room, on nodes or in a limit that other jobs fill;
+    ``demand`` is that on all its nodes.
 
     A job with a reservation waits for the nodes of that, where others run nothing.
     """
-    number = priority(record)
-    if not number or not waits_for_room(record["Reason"]) or value_or_empty(record["Reservation"]):
+    number, reason = priority(record), record["Reason"]
+    for_limit = waits_for_running_jobs(reason)
+    for_room = waits_for_room(reason) and not value_or_empty(record["Reservation"])
+    if not number or not (for_limit or for_room):
         return None
     # The number may be a range, 2-4, where the job takes what there is.
     nodes = count(record["NumNodes"].partition("-")[0]) or 1
@@ -102,12 +107,12 @@ def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> 
         demand=demand,
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
-        behind_others=record["Reason"] == "Priority",
+        behind_others=reason == "Priority",
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
     lists = value_or_empty(record["ReqNodes"]), value_or_empty(record["SchedNodes"])
-    return WaitingJob(claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists)
+    return WaitingJob(claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists, reason if for_limit else "")
 
 
 def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
@@ -176,14 +181,14 @@ def claims(
     eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
     return tuple(
         replace(
-            job.claim, handle=_handle_for_users(job), eligible=None if found is None else found.nodes,
+            job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
             required=frozenset(hosts(job.required)), planned=hosts(job.planned),
         )
         for job, found in eligible
     )  # fmt: skip
 
 
-def _handle_for_users(job: WaitingJob) -> str:
+def handle_for_users(job: WaitingJob) -> str:
     """The id of an array for its tasks that wait under it; a task that was requeued has a JobID that nobody knows."""
     handle = job.claim.handle
     return handle if job.shown_id.startswith(f"{handle}_") else job.shown_id

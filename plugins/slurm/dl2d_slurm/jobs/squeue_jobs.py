@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -72,8 +72,12 @@ class Jobs:
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
     #: The anchor's id, the partition and what it holds, of each of dl2d's tasks that holds resources.
     tasks: tuple[tuple[str, str, Resources], ...] = ()
-    #: Jobs that wait for room, and are no tasks of dl2d.
+    #: Jobs that wait for room on nodes, and such that wait for a limit that others fill; no tasks of dl2d.
     waiting: tuple[WaitingJob, ...] = ()
+    waiting_for_limits: tuple[WaitingJob, ...] = ()
+    #: What running jobs without dl2d's tasks hold together, and their number, by user and the options that say which
+    #: limits hold for them (``limit_scope``).
+    others: Mapping[tuple[str, AnchorOptions], tuple[Resources, int]] = field(default_factory=dict)
     #: Node and room of each task job that waits for nothing but this room, by handle.
     waiting_tasks: Mapping[str, tuple[str, Resources]] = field(default_factory=dict)
 
@@ -124,8 +128,9 @@ def parse_jobs(
             listed.append(_listed(record, rules, sharing, partition, tasks))
     jobs = tuple(_without_forged_tags(each.job for each in listed))
     tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
-    waiting = _waiting_for_room(listed)
-    running_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
+    waiting = _waiting(listed)
+    array_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
+    queue = [each for each in each_task(waiting, array_tasks) if each.claim.handle not in tagged]
     return Jobs(
         jobs,
         ending=tuple(_ending(listed)),
@@ -134,7 +139,9 @@ def parse_jobs(
         unreadable=tuple(unreadable),
         options={each.job.shown_id: each.options for each in listed if each.options is not None},
         tasks=tuple(_held_by_tasks(listed, tagged)),
-        waiting=tuple(each for each in each_task(waiting, running_tasks) if each.claim.handle not in tagged),
+        waiting=tuple(each for each in queue if not each.limit_reason),
+        waiting_for_limits=tuple(each for each in queue if each.limit_reason),
+        others=_held_by_others(listed, tagged),
         waiting_tasks=dict(_tasks_that_wait_for_room(jobs, tagged, waiting)),
     )
 
@@ -197,7 +204,31 @@ def _held_by_tasks(listed: Iterable[_Listed], tagged: Collection[str]) -> Iterat
             yield each.task.job.id, each.record["Partition"], each.job.held
 
 
-def _waiting_for_room(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
+def limit_scope(options: AnchorOptions) -> AnchorOptions:
+    """Of a job's options those that say, with its user, which limits of associations and QOS hold for it."""
+    return AnchorOptions(partition=options.partition, account=options.account, qos=options.qos)
+
+
+def _held_by_others(
+    listed: Iterable[_Listed], tagged: Collection[str]
+) -> dict[tuple[str, AnchorOptions], tuple[Resources, int]]:
+    """``Jobs.others``. A job that is ending does not count in limits any more."""
+    held: dict[tuple[str, str, str, str], list[Resources]] = defaultdict(list)
+    for each in listed:
+        record, job = each.record, each.job
+        if job.state is RmJobState.RUNNING and not (each.task is not None and job.handle in tagged):
+            scope = job.user, record["Partition"], record["Account"], record["QOS"]
+            held[scope].append(_allocated_or_requested(record))
+    return {
+        (user, AnchorOptions(partition=partition, account=value_or_empty(account), qos=value_or_empty(qos))): (
+            Resources.total(rooms),
+            len(rooms),
+        )
+        for (user, partition, account, qos), rooms in held.items()
+    }
+
+
+def _waiting(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
     """Jobs that wait for room, by JobID and JobArrayID: waiting tasks of an array share a JobID."""
     waiting: dict[tuple[str, str], WaitingJob] = {}
     for each in listed:

@@ -13,10 +13,11 @@ import structlog
 
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import ResourceManagerError
-from dl2d.core.resource_manager import GrowthLimit
-from dl2d.core.resources import Resources
+from dl2d.core.resource_manager import TASKS, GrowthLimit
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.commands import Commands
-from dl2d_slurm.jobs.squeue_jobs import Jobs
+from dl2d_slurm.jobs.sharing_with_waiting_jobs import handle_for_users
+from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,8 @@ _FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAcco
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
 _OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxTRES)P([AU])=(\S*)")
+#: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
+_RESOURCES_IN_REASONS: Final = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
 #: A limit, and how much of it is in use.
 _LIMIT = re.compile(r"(\d{1,15})\((\d{1,15})\)")
 
@@ -69,6 +72,17 @@ class AssociationLimit:
             and (not self.partition or self.partition in partitions)
             and not self.other_partitions.issuperset(partitions)
         )
+
+    def is_reason(self, reason: str) -> bool:
+        """Whether this may be the limit that a job for which it holds waits for, by its reason (``QOSGrpCpuLimit``)."""
+        of_each = "user" if self.user else "account" if self.accounts else ""
+        if self.qos:
+            kind = {"user": "PerUser", "account": "PerAccount"}.get(of_each, "QOSGrp")
+        else:
+            kind = "AssocMax" if self.title.startswith("MaxJobs ") else "AssocGrp"
+        named = next((name for part, name in _RESOURCES_IN_REASONS.items() if part in reason), "gres")
+        limited = {name if name in _RESOURCES_IN_REASONS.values() else "gres" for name in self.amounts}
+        return kind in reason and named in limited
 
     def counts(self, partition: str) -> bool:
         """Whether a task job in this partition, of an anchor for which it holds, counts."""
@@ -141,10 +155,10 @@ def _below(account: str, children: Mapping[str, Sequence[str]]) -> frozenset[str
 
 def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
     user, account = fields["UserName"].partition("(")[0], fields["Account"]
-    scope = AssociationLimit(
-        f"user {user} in account {account}" if user else f"account {account}",
-        accounts=frozenset((account,)), user=user, partition=fields.get("Partition", ""),
-    )  # fmt: skip
+    partition = fields.get("Partition", "")
+    title = f"user {user} in account {account}" if user else f"account {account}"
+    title += f" and partition {partition}" if partition else ""
+    scope = AssociationLimit(title, accounts=frozenset((account,)), user=user, partition=partition)
     # MaxJobs of an account holds for each user, and users' own records repeat it.
     for name in ("GrpTRES", "GrpJobs", *(("MaxJobs",) if user else ())):
         yield from _limits(name, fields.get(name, ""), scope)
@@ -205,27 +219,60 @@ class AssociationLimits:
         #: Failures in a row, and when Slurm answered last.
         self._failures = 0
         self._answered_at: float | None = None
+        #: ``Jobs.others`` in the listing of that time.
+        self._others: Mapping[tuple[str, AnchorOptions], tuple[Resources, int]] = {}
 
-    def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> Iterator[GrowthLimit]:
-        """What the limits leave to elastic jobs besides their tasks that run.
+    def growth_limits(self, jobs: Jobs, resources: Collection[str], now: float) -> list[GrowthLimit]:
+        """What the limits leave to elastic jobs besides their tasks that run, and which jobs wait for each.
 
-        ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them.
+        ``resources`` are the names of all there are: where no more jobs may run, nothing is left of any of them. Jobs
+        of others that have started or ended since Slurm was asked count at once. A job waits in all limits that hold
+        for it, if one of them is the reason for which Slurm says that it waits.
         """
         anchors = _Anchors(jobs)
         if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
             self._asked = now
-            self._ask(anchors, now)
+            self._ask(anchors, jobs, now)
+        changed = self._changed_since(jobs)
+        waiting: dict[tuple[str, AnchorOptions, str], list[str]] = defaultdict(list)
+        for each in jobs.waiting_for_limits:
+            waiting[each.claim.user, limit_scope(each.options), each.limit_reason].append(handle_for_users(each))
+        found: list[GrowthLimit] = []
+        #: Jobs whose reason is one of these limits: in these alone elastic jobs can make room.
+        by_reason: set[str] = set()
         for user in ("", *anchors.users):
             for limit in self._limits.get(user, ()):
                 if not (ids := anchors.of(limit)):
                     continue
                 held = anchors.held(ids, limit)
-                left = {name: most - limit.used[name] - held.get(name, 0.0) for name, most in limit.amounts.items()}
-                if left.pop("jobs", 1.0) <= 0:
-                    left = dict.fromkeys(resources, 0.0)
-                if left:
-                    least = {name: max(0.0, amount) for name, amount in left.items()}
-                    yield GrowthLimit(anchors.handles(ids), least, f"Slurm's limit {limit.title}")
+                changes = [more for (of, scope), more in changed.items() if limit.holds_for(scope, of)]
+                left = {}
+                for name, most in limit.amounts.items():
+                    used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
+                    left[name] = max(0.0, most - used - held.get(name, 0.0))
+                if (jobs_left := left.pop("jobs", None)) is not None:
+                    left = (left if jobs_left else dict.fromkeys(resources, 0.0)) | {TASKS: jobs_left}
+                handles: set[str] = set()
+                for (of, scope, reason), same in waiting.items():
+                    if limit.holds_for(scope, of):
+                        handles.update(same)
+                        by_reason.update(same if limit.is_reason(reason) else ())
+                title = f"Slurm's limit {limit.title}"
+                found.append(GrowthLimit(anchors.handles(ids), left, title, waiting=frozenset(handles)))
+        return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
+
+    def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
+        """How much more others hold than when Slurm was asked, by user and scope, and how many more jobs run."""
+        changed = {}
+        for scope in jobs.others.keys() | self._others.keys():
+            (now, jobs_now), (then, jobs_then) = (
+                each.get(scope, (NO_RESOURCES, 0)) for each in (jobs.others, self._others)
+            )
+            if (now, jobs_now) != (then, jobs_then):
+                names = now.as_dict().keys() | then.as_dict().keys()
+                changed[scope] = {name: now.get(name) - then.get(name) for name in names}
+                changed[scope]["jobs"] = float(jobs_now - jobs_then)
+        return changed
 
     def outdated(self, now: float) -> tuple[str, ...]:
         """That the limits are old, where Slurm has not told them twice in a row."""
@@ -234,7 +281,7 @@ class AssociationLimits:
         age = "not known" if self._answered_at is None else f"{(now - self._answered_at) / 60:.0f} minutes old"
         return (f"Slurm's limits of associations and QOS are {age}: scontrol show assoc_mgr fails; the log says why",)
 
-    def _ask(self, anchors: _Anchors, now: float) -> None:
+    def _ask(self, anchors: _Anchors, jobs: Jobs, now: float) -> None:
         """Ask for the limits, which stay as they were where Slurm does not tell."""
         try:
             answer = self._commands.run(*_ASK, seconds=_ANSWER_SECONDS)
@@ -251,7 +298,7 @@ class AssociationLimits:
             held = anchors.held(anchors.of(limit), limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._failures, self._answered_at = limits, 0, now
+        self._limits, self._failures, self._answered_at, self._others = limits, 0, now, jobs.others
 
 
 class _Anchors:
@@ -265,8 +312,7 @@ class _Anchors:
             if anchor not in jobs.options:
                 continue
             given = jobs.options[anchor]
-            scope = AnchorOptions(partition=given.partition, account=given.account, qos=given.qos)
-            self._ids.setdefault(job.user, {}).setdefault(scope, []).append(anchor)
+            self._ids.setdefault(job.user, {}).setdefault(limit_scope(given), []).append(anchor)
             self._handles[anchor] = job.handle
         self._tasks: defaultdict[str, list[tuple[str, Resources]]] = defaultdict(list)
         for anchor, partition, room in jobs.tasks:
