@@ -73,6 +73,26 @@ def test_what_limits_of_slurmdbd_leave(cluster: AccountingCluster, alice: User, 
     cluster.sacctmgr("modify", "user", alice.name, "set", "MaxJobs=-1")
 
 
+def test_the_qos_of_a_partition_limits_all_jobs_there(
+    cluster: AccountingCluster, alice: User, manager: SlurmManager
+) -> None:
+    cluster.sacctmgr("add", "qos", "whole", "GrpTRES=cpu=4")
+    (partition,) = set(cluster.run("sinfo", "--noheader", "--format=%R").stdout.split())
+    cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=whole")
+    try:
+        first = cluster.submit_as(alice, "#!/bin/sh\nsleep 600\n", "--cpus-per-task=3", "--mem=100")
+        second = cluster.submit_as(alice, "#!/bin/sh\nsleep 600\n", "--cpus-per-task=2", "--mem=100")
+        cluster.wait_until(lambda: cluster.job_state(first) == "RUNNING", "it runs")
+        cluster.wait_until(
+            lambda: "QOSGrpCpuLimit" in cluster.run("squeue", "-h", "-j", second, "-o", "%r").stdout, "it waits"
+        )
+        (limit,) = [limit for limit in manager.listing().growth_limits if "QOS whole" in limit.reason]
+        assert (limit.left, limit.waiting) == ({"cpu": 1.0}, {second})
+    finally:
+        cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=")
+        cluster.clear()
+
+
 def test_a_job_grows_up_to_a_limit_without_submitting_what_exceeds_it(
     cluster: AccountingCluster, alice: User, tmp_path: Path
 ) -> None:

@@ -107,6 +107,8 @@ def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
 
     class Silent(Commands):
         def run(self, *argv: str, **options: Any) -> Answer:
+            if argv[-1] == "partition":
+                return Answer(0, "", "")
             answer = answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
@@ -237,6 +239,39 @@ def test_for_which_limits_jobs_of_others_wait(
     )
     assert all(claim.demand.as_dict() == {"cpu": 3, "memory": 1024, "gpu": 2} for claim in listing.limit_claims)
     assert {claim.handle for claim in listing.claims} == ({"5"} if changes.get("Reason") == "Resources" else set())
+
+
+PARTITIONS = """\
+PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO QoS=high DefaultTime=NONE State=UP
+PartitionName=small AllowGroups=ALL AllowAccounts=ALL AllowQos=high Default=YES QoS=N/A DefaultTime=NONE State=UP
+"""
+
+
+def test_limits_of_the_qos_of_a_partition_hold_for_all_jobs_there(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """Of 9 CPUs, 3 are used by tasks there and one by a task of a job of that QOS elsewhere, and 2 by others."""
+    jobs = [job_row(1), job_row(2, QOS="high", Partition="small"), job_row(3, Partition="small")]
+    tags = ["dl2:fake.1.9:worker-1", "dl2:fake.2.9:worker-1", "dl2:fake.3.9:worker-1"]
+    rows = [
+        job_row(11, Comment=tags[0], **{"tres-alloc": "cpu=3,mem=1G"}),
+        job_row(12, Comment=tags[1], Partition="small"),
+        job_row(13, Comment=tags[2], Partition="small"),
+    ]
+    waiting = [
+        pending(21, Reason="QOSGrpCpuLimit"),
+        pending(22, Reason="QOSGrpCpuLimit", Partition="small"),
+        pending(23, Reason="QOSGrpCpuLimit", Partition="small", QOS="high"),
+    ]
+    slurm.answer("squeue", rows=[*jobs, *rows, *waiting])
+    slurm.answer(
+        "scontrol",
+        stdout="QOS=high(3) GrpTRES=cpu=9(6) Account Limits=No Accounts User Limits=No Users\n",
+        **{"--all": {"stdout": PARTITIONS}},
+    )
+    tasks = [live_task(str(11 + number), tag) for number, tag in enumerate(tags)]
+    (limit,) = manager_on().listing(tasks=tasks).growth_limits
+    assert limit.anchors & {"1", "2", "3"} == {"1", "2"}
+    assert limit.left == {"cpu": 3}
+    assert limit.waiting == {"21", "23"}
 
 
 def test_tasks_of_an_array_wait_for_a_limit_one_by_one(slurm: FakeSlurm, manager_on: Managers) -> None:

@@ -12,18 +12,19 @@ from typing import Final
 import structlog
 
 from dl2d.core.backoff_after_failed_starts import doubled
-from dl2d.core.errors import ResourceManagerError
+from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.sharing_with_waiting_jobs import handle_for_users
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
-from dl2d_slurm.submission.sbatch_options import AnchorOptions
+from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 
 log = structlog.get_logger(__name__)
 
 #: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
 _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
+_ASK_PARTITIONS: Final = ("scontrol", "--all", "--oneliner", "show", "partition")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
@@ -39,6 +40,8 @@ _FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAcco
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
 _OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxTRES)P([AU])=(\S*)")
+#: A partition, and its QOS.
+_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
 #: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
 _RESOURCES_IN_REASONS: Final = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
 #: A limit, and how much of it is in use.
@@ -59,6 +62,8 @@ class AssociationLimit:
     accounts: frozenset[str] = frozenset()
     user: str = ""
     partition: str = ""
+    #: Partitions of which ``qos`` is the QOS: there it holds for jobs of any.
+    qos_partitions: frozenset[str] = frozenset()
     #: Partitions in which the user has an association of its own in the account.
     other_partitions: frozenset[str] = frozenset()
 
@@ -66,7 +71,7 @@ class AssociationLimit:
         """Whether it limits the tasks of an anchor with these options of this user."""
         partitions = options.partition.split(",")
         return (
-            self.qos in ("", options.qos)
+            (self.qos in ("", options.qos) or not self.qos_partitions.isdisjoint(partitions))
             and (not self.accounts or options.account in self.accounts)
             and self.user in ("", user)
             and (not self.partition or self.partition in partitions)
@@ -84,9 +89,10 @@ class AssociationLimit:
         limited = {name if name in _RESOURCES_IN_REASONS.values() else "gres" for name in self.amounts}
         return kind in reason and named in limited
 
-    def counts(self, partition: str) -> bool:
-        """Whether a task job in this partition, of an anchor for which it holds, counts."""
-        return self.partition in ("", partition) and partition not in self.other_partitions
+    def counts(self, qos: str, partition: str) -> bool:
+        """Whether a task job in this partition, of an anchor with this QOS for which it holds, counts."""
+        of_qos = self.qos in ("", qos) or partition in self.qos_partitions
+        return of_qos and self.partition in ("", partition) and partition not in self.other_partitions
 
 
 def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[AssociationLimit, ...]:
@@ -282,23 +288,34 @@ class AssociationLimits:
         return (f"Slurm's limits of associations and QOS are {age}: scontrol show assoc_mgr fails; the log says why",)
 
     def _ask(self, anchors: _Anchors, jobs: Jobs, now: float) -> None:
-        """Ask for the limits, which stay as they were where Slurm does not tell."""
+        """Ask for the limits, which stay as they were where Slurm does not tell.
+
+        Where a QOS has any, the partitions of which it is the QOS are asked for, too.
+        """
         try:
-            answer = self._commands.run(*_ASK, seconds=_ANSWER_SECONDS)
-            said = "" if answer.status == 0 else answer.stderr.strip() or f"exit status {answer.status}"
+            found = parse_limits(self._answer(*_ASK), anchors.users)
+            if any(limit.qos for limit in found):
+                of_qos: defaultdict[str, set[str]] = defaultdict(set)
+                for name, qos in _PARTITION.findall(self._answer(*_ASK_PARTITIONS)):
+                    of_qos[qos].add(name)
+                found = tuple(replace(limit, qos_partitions=frozenset(of_qos[limit.qos])) for limit in found)
         except ResourceManagerError as error:
-            said = str(error)
-        if said:
             self._failures += 1
-            log.warning("limits of associations and QOS stay as they were", said=said[:200])
+            log.warning("limits of associations and QOS stay as they were", said=str(error)[:200])
             return
         limits = defaultdict(list)
-        for limit in parse_limits(answer.stdout, anchors.users):
+        for limit in found:
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
             held = anchors.held(anchors.of(limit), limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
         self._limits, self._failures, self._answered_at, self._others = limits, 0, now, jobs.others
+
+    def _answer(self, *argv: str) -> str:
+        answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
+        if answer.status != 0:
+            raise Unavailable(answer.stderr.strip() or f"exit status {answer.status}")
+        return answer.stdout
 
 
 class _Anchors:
@@ -314,9 +331,9 @@ class _Anchors:
             given = jobs.options[anchor]
             self._ids.setdefault(job.user, {}).setdefault(limit_scope(given), []).append(anchor)
             self._handles[anchor] = job.handle
-        self._tasks: defaultdict[str, list[tuple[str, Resources]]] = defaultdict(list)
+        self._tasks: defaultdict[str, list[tuple[str, str, Resources]]] = defaultdict(list)
         for anchor, partition, room in jobs.tasks:
-            self._tasks[anchor].append((partition, room))
+            self._tasks[anchor].append((jobs.options.get(anchor, NO_OPTIONS).qos, partition, room))
 
     @property
     def users(self) -> Collection[str]:
@@ -341,5 +358,5 @@ class _Anchors:
     def held(self, ids: Iterable[str], limit: AssociationLimit) -> dict[str, float]:
         """What the running tasks of anchors that count for a limit hold together."""
         tasks = (task for anchor in ids if anchor in self._tasks for task in self._tasks[anchor])
-        rooms = [room for partition, room in tasks if limit.counts(partition)]
+        rooms = [room for qos, partition, room in tasks if limit.counts(qos, partition)]
         return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}
