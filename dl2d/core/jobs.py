@@ -268,7 +268,8 @@ class FailureCause(enum.StrEnum):
     NOT_STARTED = "not-started"
     #: The resource manager refused to start it.
     REFUSED = "refused"
-    #: The resource manager has put the job back into its queue; it goes on as another job of the same id.
+    #: The resource manager has put it back into its queue. A job goes on as another one of the same id; a task is
+    #: replaced.
     REQUEUED = "requeued"
 
 

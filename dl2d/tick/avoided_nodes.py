@@ -74,8 +74,11 @@ def remember_failing_nodes(
 
 
 def _failed_on_node(task: Task, change: TaskChange) -> bool:
-    """Whether a change is the end of a task that ran, but had not joined, by itself or with its node."""
-    is_cause = change.cause in (FailureCause.FAILED, FailureCause.NODE_LOST)
+    """Whether a change is the end of a task that ran, but had not joined, by itself or with its node.
+
+    One that was requeued counts: Slurm does that with a task that its node cannot launch.
+    """
+    is_cause = change.cause in (FailureCause.FAILED, FailureCause.NODE_LOST, FailureCause.REQUEUED)
     return change.state is TaskState.FAILED and is_cause and task.state in (TaskState.ASKED, TaskState.GRANTED)
 
 

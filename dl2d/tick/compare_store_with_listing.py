@@ -367,7 +367,8 @@ def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None
         return None
     if task.handle:  # the resource manager had accepted it
         state = TaskState.FAILED if task.state.wanted and not job_ended else TaskState.RELEASED
-        return TaskChange(task.job, task.id, state, note=absence, cause=FailureCause.NOT_LISTED)
+        cause = FailureCause.REQUEUED if absence == REPLACED else FailureCause.NOT_LISTED
+        return TaskChange(task.job, task.id, state, note=absence, cause=cause)
     state = TaskState.FAILED if task.state.wanted else TaskState.RELEASED
     return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
 

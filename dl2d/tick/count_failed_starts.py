@@ -11,6 +11,7 @@ from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
+_FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.NODE_LOST, FailureCause.REQUEUED)
 
 
 def count_failures(
@@ -22,8 +23,8 @@ def count_failures(
 
     - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
     - in ``attempts`` if a task ended by itself;
-    - else in ``from_outside``: a task was preempted, its node was lost, or it waited and is no longer listed (YARN's
-      manager keeps waiting tasks in memory only).
+    - else in ``from_outside``: a task was preempted or requeued, its node was lost, or it waited and is no longer
+      listed (YARN's manager keeps waiting tasks in memory only).
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
     task that never reached the resource manager does not count, since the job did not cause that.
@@ -39,7 +40,7 @@ def count_failures(
             continue
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
-            is_from_outside = may_have_waited or change.cause in (FailureCause.CANCELLED, FailureCause.NODE_LOST)
+            is_from_outside = may_have_waited or change.cause in _FROM_OUTSIDE
             found = from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, reason in (from_outside | ended).items():

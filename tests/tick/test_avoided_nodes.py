@@ -167,6 +167,28 @@ def test_a_node_on_which_tasks_fail_or_do_not_start_is_not_asked_again_and_again
     assert Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node) == {"n1": 1, "n2": 1}
 
 
+def test_a_node_that_requeues_tasks_is_avoided_and_does_not_end_their_job(world: World) -> None:
+    """Slurm does so with the tasks that a node cannot launch, whatever they were submitted with."""
+    manager = manager_of(world)
+    for name in ("n2", "n3", "n4"):
+        manager.put(RmJob(handle=name, state=RmJobState.RUNNING, user="bob", node=name), ((name, Resources.of(cpu=2)),))
+    key = world.ready(**ALL_REDUCE)
+    for _ in range(60):
+        world.tick()
+        on_n1 = [job for job in manager.live() if job.node == "n1" and job.state is RmJobState.RUNNING]
+        for job in on_n1:
+            if job.submitted < world.now:  # this tick has seen it running
+                later = {"submitted": int(world.now), "requeues": 1, "reason": "launch failed requeued held"}
+                manager.put(structs.replace(job, state=RmJobState.PENDING, **later), ())
+        if not on_n1:
+            world.beat()
+    assert world.has(key) == (1, 0)
+    assert Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node) == {"n1": 1, "n2": 1}
+    assert [job.state for job in manager.listing().jobs if job.node == "n1"] == [RmJobState.CANCELLED]
+    (gone,) = (task for task in world.store.tasks(live=False, job=key) if task.node == "n1")
+    assert (gone.state, gone.note) == (TaskState.FAILED, "was requeued, or its id was reused")
+
+
 def test_no_job_ends_for_a_node_on_which_all_tasks_fail(world: World) -> None:
     """The outputs of their tasks, which the reasons name, differ."""
     manager = manager_of(world)
