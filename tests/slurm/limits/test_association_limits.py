@@ -300,10 +300,11 @@ def test_jobs_of_others_that_start_or_end_count_in_limits_at_once(
         [pending(5, **running), pending(6, **running)],
         [pending(5, **{**running, "State": "COMPLETING"}), pending(6, **running)],
         [],
+        [pending(5, **running), job_row(7, SubmitTime="torn")],  # jobs may be missing
     ):
         slurm.answer("squeue", rows=[own, *rows])
         tres, jobs = sorted(manager.listing().growth_limits, key=lambda limit: "GrpJobs" in limit.reason)
         left.append((tres.left["cpu"], jobs.left["tasks"]))
         clock.now += 10
-    assert left == [(5, 3), (2, 2), (0, 1), (2, 2), (5, 3)]
+    assert left == [(5, 3), (2, 2), (0, 1), (2, 2), (5, 3), (5, 3)]
     assert len(slurm.calls("scontrol")) <= 3  # the limits were asked for once

@@ -268,8 +268,13 @@ class AssociationLimits:
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
 
     def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
-        """How much more others hold than when Slurm was asked, by user and scope, and how many more jobs run."""
-        changed = {}
+        """How much more others hold than when Slurm was asked, by user and scope, and how many more jobs run.
+
+        Nothing is concluded from a listing in which jobs may be missing.
+        """
+        changed: dict[tuple[str, AnchorOptions], dict[str, float]] = {}
+        if jobs.unreadable:
+            return changed
         for scope in jobs.others.keys() | self._others.keys():
             (now, jobs_now), (then, jobs_then) = (
                 each.get(scope, (NO_RESOURCES, 0)) for each in (jobs.others, self._others)
