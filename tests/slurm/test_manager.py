@@ -848,6 +848,24 @@ def authentication(slurm: FakeSlurm) -> FakeSlurm:
     return slurm
 
 
+def test_nothing_is_asked_of_other_clusters_of_a_federation(authentication: FakeSlurm, manager_on: Managers) -> None:
+    """With ``FederationParameters=fed_display`` Slurm's commands show all clusters' nodes and jobs by default."""
+    manager, own = manager_on(cluster="fake"), (1 << 26) + 12
+    authentication.answer("squeue", rows=[{**OWNER_ROW, **OLD}])
+    authentication.answer("scontrol", stdout=f"{SCRIPT}\nPartitionName=gpu Nodes=n1 OverSubscribe=EXCLUSIVE\n")
+    manager.authenticate("12", CREDENTIAL)
+    # One that another cluster of the federation has started.
+    elsewhere = job_row(own + 1, State="REVOKED", NodeList="", Reason="None")
+    authentication.answer("squeue", rows=[job_row(own), elsewhere])
+    runs, started_elsewhere = manager.listing().jobs
+    assert (runs.handle, runs.state, runs.node) == (str(own), RmJobState.RUNNING, "n1")
+    assert started_elsewhere.state is RmJobState.CANCELLED
+    asked = {call.name for call in authentication.calls() if "--local" in call.argv}
+    others = [call.argv for call in authentication.calls() if "--local" not in call.argv]
+    assert asked == {"squeue", "sinfo", "scontrol"}
+    assert not [argv for argv in others if argv[0] in ("squeue", "sinfo") or "partition" in argv]
+
+
 def test_a_job_is_authenticated_with_four_commands(authentication: FakeSlurm, manager_on: Managers) -> None:
     anchor = manager_on(cluster="fake", munge_socket="/run/m/sock").authenticate("12", CREDENTIAL)
     assert anchor.key == JOB

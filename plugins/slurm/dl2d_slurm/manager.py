@@ -29,7 +29,7 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_records import format_option, new_terminator
+from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_terminator
 from dl2d_slurm.commands.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
@@ -245,13 +245,13 @@ class SlurmManager:
         terminator = new_terminator()
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
-        answer = self._ask("squeue", "--noheader", "--all", "--states=all", *arrays, format_option(fields, terminator))
+        answer = self._ask("squeue", *ALL_LOCAL, "--states=all", *arrays, format_option(fields, terminator))
         jobs = parse_jobs(
             answer, terminator, fields=fields, rules=rules, sharing=self._settings.sharing, partition=partition,
             tasks=self._tasks,
         )  # fmt: skip
         # Jobs of other partitions may wait for the same nodes.
-        answer = self._ask("sinfo", "--noheader", "--Node", "--all", format_option(NODE_FIELDS, terminator))
+        answer = self._ask("sinfo", *ALL_LOCAL, "--Node", format_option(NODE_FIELDS, terminator))
         nodes = parse_nodes(answer, terminator, [name for name in partition.split(",") if name])
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}

@@ -123,9 +123,8 @@ def test_it_is_asked_only_where_slurmctld_may_have_forgotten(
     assert slurm.calls("sacct") == []
     assert manager.listing(clock.now - 300).ended_until == clock.now
     (call,) = slurm.calls("sacct")
-    assert {"--allusers", "--partition=gpu,ml", "--starttime=1970-01-12T13:41:30", "--endtime=1970-01-12T13:46:50"} <= {
-        *call.argv
-    }
+    times = {"--starttime=1970-01-12T13:41:30", "--endtime=1970-01-12T13:46:50"}
+    assert {"--allusers", "--local", "--partition=gpu,ml", *times} <= {*call.argv}
     assert (call.env["TZ"], call.env["SLURM_TIME_FORMAT"]) == ("UTC", "%s")
     slurm.forget()
     assert manager_on().listing(0.0).ended_until == clock.now  # without rules nothing is asked

@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from dl2d_slurm.commands.commands import Answer, Commands
 
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+#: With these squeue and sinfo show all of the cluster, and nothing of the others of a federation.
+ALL_LOCAL: Final = ("--noheader", "--all", "--local")
 #: Starts each terminator: squeue reads leading digits as the field's width.
 SEPARATOR = "|"
 
@@ -47,7 +50,7 @@ def query_jobs(commands: Commands, fields: Sequence[str], ids: Iterable[str]) ->
     """Ask squeue for fields of some jobs; returns its answer, and the records in it that can be read."""
     terminator = new_terminator()
     answer = commands.run(
-        *("squeue", "--noheader", "--all", "--states=all", f"--jobs={','.join(ids)}"),
+        *("squeue", *ALL_LOCAL, "--states=all", f"--jobs={','.join(ids)}"),
         format_option(fields, terminator),
         more=TIMES_AS_SECONDS,
     )

@@ -152,7 +152,7 @@ class Accounting:
         """Call sacct with options that select jobs; returns what ``_parse`` does."""
         delimiter = f"|{secrets.token_hex(16)}|"
         answer = self._commands.run(
-            *("sacct", "--noheader", "--parsable", "--allusers", *selection),
+            *("sacct", "--noheader", "--parsable", "--allusers", "--local", *selection),
             *(f"--delimiter={delimiter}", f"--format={','.join(field for field, _ in _FIELDS)}"),
             more=TIMES_AS_SECONDS,
         )

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dl2d_slurm.commands.command_output_values import value_or_empty
-from dl2d_slurm.commands.command_records import SEPARATOR, new_terminator, records
+from dl2d_slurm.commands.command_records import ALL_LOCAL, SEPARATOR, new_terminator, records
 from dl2d_slurm.commands.commands import Commands
 
 _EXCLUDED_FIELDS = ("JobID", "Excluded")
@@ -50,9 +50,7 @@ class ExcludedNodes:
         if not new:
             return
         terminator = new_terminator()
-        answer = self._commands.run(
-            "squeue", "--noheader", "--all", f"--jobs={','.join(new)}", excluded_option(terminator)
-        )
+        answer = self._commands.run("squeue", *ALL_LOCAL, f"--jobs={','.join(new)}", excluded_option(terminator))
         if answer.status == 0:
             found = parse_excluded(answer.stdout, terminator)
             self._known |= {job: (jobs[job], found.get(job) or found.get(job.partition("_")[0], "")) for job in new}

@@ -162,7 +162,7 @@ def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str
     kind = exclusive_kind(record)
     if not kind:
         return False
-    partitions = commands.run("scontrol", "--all", "--oneliner", "show", "partition")
+    partitions = commands.run("scontrol", "--all", "--local", "--oneliner", "show", "partition")
     config = commands.run("scontrol", "show", "config")
     if partitions.status != 0 or config.status != 0:
         return False
