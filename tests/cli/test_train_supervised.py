@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dl2d.cli import promotion_trial
 from dl2d.cli.imitation_report import comparison_lines, not_better_than
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
+from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.policy import Policy
@@ -27,15 +29,21 @@ from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.learning.trained_policy_check import ReplayCheck
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, range_in_words
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
-from dl2d.simulation.workload.format import read_workload
+from dl2d.simulation.replay import replay
+from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
+
+#: A site of two nodes: 110 jobs are about six days.
+TWO_NODES = "generator:poisson?nodes=2&jobs={}&rate=0.25&median_seconds=9000&most_gpus=4&slot_seconds=1200"
 
 
 @pytest.fixture
@@ -194,6 +202,32 @@ def test_who_serves_jobs_whole_is_imitated_by_a_network_that_leaves_no_job_waiti
     assert ran.json["replayed"]["ended"] == ran.json["replayed"]["jobs"] > 0
     checkpoint = read_checkpoint(tmp_path / "out" / "checkpoint", policy="dl2-original")
     assert (checkpoint.settings["first_bundles"], checkpoint.settings["last_bundles"]) == (False, True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize(
+    "teacher", [Drf(), *(pytest.param(each, marks=pytest.mark.nightly) for each in (Fifo(), Srtf()))]
+)
+def test_completion_times_are_within_two_per_cent_of_the_recorded_schedulers(
+    dl2d: Dl2d, tmp_path: Path, teacher: Policy
+) -> None:
+    """On workloads of which nothing was recorded."""
+    begin = time.time() // DAY * DAY - 10 * DAY
+    record(store_url(tmp_path), load_source(TWO_NODES.format(110), seed=0).workload, teacher, begin=begin)
+    site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
+    ran = dl2d("train", "supervised", "-c", site, "-o", out)
+    assert ran.status == 0, ran.err
+    learned = Dl2Original(read_checkpoint(out / "checkpoint", policy="dl2-original"))
+    tests = [load_source(TWO_NODES.format(40), seed=seed).workload for seed in range(1000, 1008)]
+    change = estimate([math.log(completion_time(one, learned) / completion_time(one, teacher)) for one in tests])
+    assert change.interval is not None
+    low, high = change.interval
+    assert -0.02 < low <= high < 0.02, change
+
+
+def completion_time(workload: Workload, policy: Policy) -> float:
+    return replay(workload, policy, LoadBalance(), timer=time.process_time).avg_jct
 
 
 @pytest.mark.usefixtures("few_draws")
