@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -27,7 +28,7 @@ from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
-from dl2d.daemon.policy_versions.learner_supervisor import Learner, learner_command
+from dl2d.daemon.policy_versions.learner_supervisor import Learner
 from dl2d.learning import split_of_recorded_days, training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
 from dl2d.learning.recorded_days import day_name
@@ -382,19 +383,21 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
 
 @pytest.mark.slow
 def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path: Path) -> None:
-    """One round, in a process as the daemon starts it; the gate's result is registered as the daemon does it."""
-    url, at = store_url(tmp_path), time.time() // DAY * DAY - 4 * DAY
+    """One round, in the learner's process; the gate's result is registered as the daemon does it."""
+    url, at = store_url(tmp_path), time.time() // DAY * DAY - 3 * DAY
     start = a_checkpoint(0, network="shared")
-    record(url, load_source(THREE_DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
+    record(url, load_source(DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
     config = write_config(
-        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"},
-        learning={"minutes": 0.001, **GATE},
-    )  # fmt: skip
+        tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"}, learning={"minutes": 0.001}
+    )
+    few_days_suffice = "promotion_trial.too_little_to_compare = lambda *_: None"
+    process = f"from dl2d.cli import learner_process, promotion_trial; {few_days_suffice}; import pathlib, sys"
+    command = [sys.executable, "-c", f"{process}; learner_process.main(pathlib.Path(sys.argv[1]))", str(config)]
     with closing(SqlStore(url)) as store:
         registry = store.registry
         decides = keep_version(start, load_settings(config).versions_path, registry, at=at, origin="a test")
         registry.change(decides.policy, decides.digest, VersionState.LIVE, at=at, by="ann", reason="a test")
-        learner = Learner(registry, learner_command(str(config)), clock=time.time)
+        learner = Learner(registry, command, clock=time.time)
         learner.start("dl2-original", 300.0)
         while registry.runs()[0].state is RunState.RUNNING:
             time.sleep(0.1)
