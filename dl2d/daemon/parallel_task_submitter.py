@@ -40,6 +40,8 @@ class ParallelTaskSubmitter:
         self._threads = threads
         self._answer_seconds = answer_seconds
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dl2d-start")
+        #: See ``TaskSubmitter``; a dictionary for its order.
+        self.unanswered: dict[int, None] = {}
         #: Calls of earlier batches that have not returned.
         self._hanging: set[Future[Submitted]] = set()
 
@@ -52,7 +54,13 @@ class ParallelTaskSubmitter:
         unavailable = threading.Event()
         calls = [self._pool.submit(self._submit_one, task, unavailable) for task in tasks]
         wait(calls, timeout=self._answer_seconds)
-        return [self._answer(call, unavailable) for call in calls]
+        answers = [self._answer(call, unavailable) for call in calls]
+        for task, answer in zip(tasks, answers, strict=True):
+            if answer is not None:
+                self.unanswered.pop(task.owner.uid, None)
+            if isinstance(answer, Unavailable):
+                self.unanswered[task.owner.uid] = None
+        return answers
 
     def _submit_one(self, task: TaskSpec, unavailable: threading.Event) -> Submitted:
         if unavailable.is_set():

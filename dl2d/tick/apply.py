@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import structlog
 
@@ -18,6 +20,10 @@ from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
 
+#: Maximum number of starts in a tick of a user whose last one was not answered: each may take up a thread until it is
+#: given up.
+_STARTS_OF_UNANSWERED: Final = 2
+
 
 def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -> Outcome:
     """Drain the tasks that leave and start the new ones.
@@ -26,7 +32,8 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
     been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Tasks
     of the same batch that have not been submitted by then fail. Starts of later batches, and those that are left when
-    ``Context.submit_seconds`` is over or no more are allowed, are not asked for. The next tick plans them all again.
+    ``Context.submit_seconds`` is over or no more are allowed, are not asked for. Nor are more than
+    ``_STARTS_OF_UNANSWERED`` of a user whose last start was not answered. The next tick plans them all again.
     """
     store = context.store
     drained = store.change_tasks(
@@ -36,10 +43,11 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     begin = context.timer()
     started: list[str] = []
     failures: list[Failure] = []
-    for first in range(0, len(plan.starts), submitter.batch):
+    starts = _with_few_of_unanswered(plan.starts, jobs, submitter.unanswered)
+    for first in range(0, len(starts), submitter.batch):
         if first and (context.timer() - begin >= context.submit_seconds or not _allowed(context)):
             break
-        tags, failed = _start(context, submitter, plan.starts[first : first + submitter.batch], jobs, at)
+        tags, failed = _start(context, submitter, starts[first : first + submitter.batch], jobs, at)
         started += tags
         failures += [failure for failure, _ in failed]
         if any(isinstance(error, Unavailable) for _, error in failed):
@@ -47,6 +55,23 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     for failure in failures:
         log.error("start failed", job=failure.job.id, what=failure.what, error=failure.error)
     return Outcome(tuple(started), tuple(task.tag for task in drained), tuple(failures))
+
+
+def _with_few_of_unanswered(
+    starts: Sequence[Start], jobs: Mapping[JobKey, Job], unanswered: Iterable[int]
+) -> list[Start]:
+    """The starts; those of users in ``unanswered`` come last, and are few.
+
+    A resource manager may not answer for one user alone, as while the name service does not know them.
+    """
+    place = {user: number for number, user in enumerate(unanswered, 1)}
+    kept, count = list[Start](), Counter[int]()
+    for start in sorted(starts, key=lambda start: place.get(jobs[start.job].owner.uid, 0)):
+        user = jobs[start.job].owner.uid
+        count[user] += 1
+        if user not in place or count[user] <= _STARTS_OF_UNANSWERED:
+            kept.append(start)
+    return kept
 
 
 def _allowed(context: Context) -> bool:

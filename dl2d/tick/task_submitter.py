@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -25,6 +25,11 @@ class TaskSubmitter(Protocol):
 
     #: Number of tasks that are persisted and then submitted at a time.
     batch: int
+
+    @property
+    def unanswered(self) -> Iterable[int]:
+        """Ids of users whose last start was not answered, in the order in which that happened."""
+        ...
 
     def submit(self, tasks: Sequence[TaskSpec]) -> list[Submitted]:
         """Submit tasks; returns the result of each, in their order."""
@@ -58,6 +63,7 @@ class SequentialTaskSubmitter:
     """Implements ``TaskSubmitter`` in the calling thread, task by task; ``check_lease`` is called before each."""
 
     batch = 1_000_000
+    unanswered = ()
 
     def __init__(self, manager: ResourceManager, check_lease: Callable[[], None]) -> None:
         self._manager = manager

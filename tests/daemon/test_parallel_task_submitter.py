@@ -12,10 +12,11 @@ from daemon.api.api_world import ApiWorld
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import AlreadyRunning, Dl2dError, Rejected, StoreUnavailable, Unavailable
+from dl2d.core.jobs import JobKey, Owner
 from dl2d.core.resource_manager import StartAllowance, TaskSpec
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.policies.fifo import Fifo
-from dl2d.testing.builders import make_nodes
+from dl2d.testing.builders import OWNER, make_job, make_nodes
 from dl2d.tick.tick_context import Context
 
 SECONDS = 30.0
@@ -146,8 +147,47 @@ def test_starts_that_a_tick_has_no_time_for_are_left_to_the_next(
     assert len(world.tasks()) == len(first.plan.starts)
 
 
+def test_a_user_whose_starts_are_not_answered_keeps_nobody_else_waiting(
+    world: ApiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the name service does not know a user: of theirs a few are tried in each tick, after all others."""
+    unknown, known, other_user = world.submit(max_workers=6), JobKey("test", "99", int(world.now)), Owner("bob", 7, 7)
+    world.store.add_job(replace(make_job(99, submitted=known.submitted, max_workers=6), key=known, owner=other_user))
+    world.tick(1.0)
+    world.beat()
+    submit, one_at_a_time, tried = world.manager.submit, threading.Lock(), list[str]()
+
+    def submit_unless_unknown(task: TaskSpec) -> str:
+        with one_at_a_time:
+            tried.append(task.owner.user)
+            if task.owner == OWNER and not answers:
+                raise Unavailable("no answer")
+            return submit(task)
+
+    monkeypatch.setattr(world.manager, "submit", submit_unless_unknown)
+    answers = False
+    world.tick()
+    assert other_user.user not in tried
+    tried.clear()
+    report = world.tick()
+    assert list(dict.fromkeys(tried)) == [other_user.user, OWNER.user]
+    assert tried.count(OWNER.user) <= 2
+    assert len(report.outcome.started) == tried.count(other_user.user) >= 6
+    answers = True
+    world.tick()
+    tried.clear()
+    world.tick()
+    assert tried.count(OWNER.user) > 2
+    assert {task.job for task in world.tasks()} == {unknown, known}
+
+
+class _Spec(str):
+    __slots__ = ()
+    owner = OWNER
+
+
 def _specs(count: int) -> list[TaskSpec]:
-    return [f"task {number}" for number in range(count)]  # type: ignore[misc]
+    return [_Spec(f"task {number}") for number in range(count)]  # type: ignore[misc]
 
 
 def test_after_the_first_that_is_not_answered_none_is_submitted() -> None:
