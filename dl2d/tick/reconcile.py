@@ -43,6 +43,9 @@ log = structlog.get_logger()
 #: may come back later than the resource manager. And how often it is asked.
 _ACCOUNTING_SECONDS: Final = 600.0
 _ASK_AGAIN_SECONDS: Final = 60.0
+#: How long an anchor is missing before its job ends although its coordinator calls, as one may that was started outside
+#: of its batch job; and before accounting is asked for the first time how it ended.
+_CALLING_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class Reconciled:
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds`` or was ended from outside, or whose
-    #: anchor is ending.
+    #: anchor is ending or is not listed any more.
     silent: frozenset[JobKey]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
@@ -97,11 +100,13 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
     )  # fmt: skip
     matches = match(listing)
-    unlisted = matches.unlisted - _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
-    unlisted -= _tasks_of_unknown_containers(before, listing)
+    unlisted = matches.unlisted - _tasks_of_unknown_containers(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
-    ended, unaccounted = _final_states(context, before, gone, missing, state.unaccounted, now)
+    # An anchor whose coordinator calls may run: its job keeps its size, and ends only later.
+    calling_unlisted = gone & _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
+    gone -= {tag for tag in calling_unlisted if missing.seconds(tag) < _CALLING_SECONDS}
+    ended, unaccounted = _final_states(context, before, gone, missing, state.unaccounted, calling_unlisted, now)
     gone -= _tags_with_tasks(before, unaccounted)
     if ended:
         listing = replace(listing, jobs=(*listing.jobs, *ended))
@@ -155,7 +160,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
-        | {job.key for job in elastic.jobs if job.coordinator_end or _is_ending(job, matches)},
+        | {
+            job.key
+            for job in elastic.jobs
+            if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
+        },
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
         growth_limits=growth_limits_in_force(guard_state, elastic.jobs, elastic.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
@@ -177,18 +186,23 @@ def _final_states(
     gone: frozenset[str],
     missing: Missing,
     asked_before: Mapping[str, float],
+    calling: Collection[str],
     now: float,
 ) -> tuple[Sequence[RmJob], Mapping[str, float]]:
     """How tasks and anchors ended that count as gone, as far as accounting says, and the next ``unaccounted``.
 
     An anchor of which it cannot say yet how it ended is missing for longer, together with the tasks of its job, and is
-    asked for again.
+    asked for again; for so much longer if its coordinator is among those that are ``calling``.
     """
+
+    def may_be_told(tag: str) -> bool:
+        return missing.seconds(tag) < _ACCOUNTING_SECONDS + (_CALLING_SECONDS if tag in calling else 0.0)
+
     anchors = {tag: job.anchor for job in live.jobs if job.anchor and (tag := task_tag(job.key, ANCHOR)) in gone}
     waiting = {
         tag: asked_at
         for tag, asked_at in asked_before.items()
-        if tag in anchors and now - asked_at < _ASK_AGAIN_SECONDS and missing.seconds(tag) < _ACCOUNTING_SECONDS
+        if tag in anchors and now - asked_at < _ASK_AGAIN_SECONDS and may_be_told(tag)
     }
     tags = gone - _tags_with_tasks(live, waiting)
     handles = [task.handle for task in live.tasks if task.handle and task.tag in tags]
@@ -202,9 +216,7 @@ def _final_states(
         log.warning("cannot ask the resource manager how jobs ended that it no longer lists", error=str(error))
         found, unaccounted = (), set(handles)
     waiting |= {
-        tag: now
-        for tag, handle in anchors.items()
-        if tag in tags and handle in unaccounted and missing.seconds(tag) < _ACCOUNTING_SECONDS
+        tag: now for tag, handle in anchors.items() if tag in tags and handle in unaccounted and may_be_told(tag)
     }
     return [job for job in found if job.state.ended], waiting
 
@@ -331,7 +343,7 @@ def _is_ending(job: Job, matches: Matches) -> bool:
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:
-    """Tags of the anchors whose coordinator has called within these seconds: they run, even if they are not listed."""
+    """Tags of the anchors whose coordinator has called within these seconds: it runs, even if they are not listed."""
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if has_called(job, at, seconds))
 
 

@@ -176,7 +176,10 @@ def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held:
         elapsed = at - job.progress.at
-        what = job.coordinator_end or f"its coordinator is silent or being ended (last report {elapsed:.0f} s ago)"
+        what = (
+            job.coordinator_end
+            or f"its coordinator is silent, being ended or not listed (last report {elapsed:.0f} s ago)"
+        )
         text = f"{what}: allocation unchanged until it reports again"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found

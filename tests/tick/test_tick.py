@@ -459,6 +459,61 @@ def test_an_anchor_whose_coordinator_calls_while_the_listing_is_read_is_not_lost
     assert world.job(key).state is JobState.READY
 
 
+@pytest.mark.parametrize(
+    ("accounting", "state", "after"),
+    [("says how it ended", JobState.FAILED, 600), ("knows nothing", JobState.LOST, 600),
+     ("says that it runs", JobState.LOST, 1200), ("does not answer", JobState.LOST, 1200)],
+)  # fmt: skip
+def test_a_job_whose_anchor_is_gone_gets_no_tasks_and_ends_although_its_coordinator_calls(
+    build, accounting: str, state: JobState, after: float
+) -> None:
+    """Its coordinator was started outside of its batch job, which has ended while no tick looked."""
+    world = build(url="sqlite://")
+    key = world.settled(max_workers=2, max_ps=1)
+    anchor = next(job for job in world.manager.listing().jobs if job.handle == world.job(key).anchor)
+    if accounting == "says how it ended":
+        world.accounted = [structs.replace(anchor, state=RmJobState.FAILED, reason="TIMEOUT")]
+    elif accounting == "says that it runs":
+        world.accounted = [anchor]
+    elif accounting == "does not answer":
+        world.no_accounting = Unavailable("sacct failed", said="Connection refused")
+    world.manager.unlisted = {anchor.handle}
+    submitted, left = len(world.manager.submitted), {task.id for task in world.tasks(key)}
+    missing_since = world.now + 10.0
+    while not world.job(key).state.ended and world.now < missing_since + 3600:
+        world.tick()
+        world.beat()
+        if world.now == missing_since + 100:
+            gone = next(task for task in world.tasks(key) if task.role is Role.WORKER)
+            world.manager.end(gone.handle, RmJobState.CANCELLED, "preempted")
+            left.remove(gone.id)
+        elif world.now == missing_since + 300:
+            assert {task.id for task in world.tasks(key)} == left
+    assert world.job(key).state is state
+    assert world.now - missing_since == after
+    assert len(world.manager.submitted) == submitted
+    for _ in range(4):
+        world.tick()
+    assert world.tasks(key) == ()
+
+
+def test_an_anchor_that_is_listed_again_goes_on(build) -> None:
+    world = build()
+    key = world.settled(max_workers=2, max_ps=1)
+    world.manager.unlisted = {world.job(key).anchor}
+    for _ in range(50):
+        world.tick()
+        world.beat()
+    for reason in ((), ("torn record",)):
+        world.manager.incomplete = reason
+        world.manager.unlisted = set() if not reason else {world.job(key).anchor}
+        for _ in range(100):
+            world.tick()
+            world.beat()
+    assert (world.job(key).state, world.has(key)) == (JobState.RUNNING, (2, 1))
+    assert world.asked_states == []
+
+
 def test_a_refused_start_is_a_failure_and_a_manager_that_does_not_answer_is_not_asked_again(build) -> None:
     world = build(url="sqlite://")  # the store in memory drops tasks that have ended
     job = world.ready()
