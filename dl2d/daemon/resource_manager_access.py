@@ -36,6 +36,8 @@ class SharedManager:
         self._manager = manager
         self._lock = lock
         self._submit_lock = nullcontext() if parallel_submits else lock
+        #: The last complete listing, for requests that need to know little of it.
+        self.last_complete: RmListing | None = None
 
     def capabilities(self) -> Capabilities:
         """See ``ResourceManager.capabilities``."""
@@ -45,7 +47,10 @@ class SharedManager:
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """See ``ResourceManager.listing``."""
         with self._lock:
-            return self._manager.listing(ended_since, tasks)
+            found = self._manager.listing(ended_since, tasks)
+        if not found.incomplete:
+            self.last_complete = found
+        return found
 
     def submit(self, task: TaskSpec) -> str:
         """See ``ResourceManager.submit``."""

@@ -48,6 +48,8 @@ _of_submission = APIRouter(route_class=SubmissionRoute)
 #: All routes, by who may call them.
 ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
+#: Registrations are checked against the nodes of a tick's last complete listing, if that is not older.
+_RECENT_SECONDS = 300.0
 #: Names in a line of the log.
 _MAX_LOGGED = 20
 
@@ -189,7 +191,10 @@ def _take_registration(
     body: Registration, anchor: Anchor, manager: ResourceManager, services: Services, *, known: Job | None, static: bool
 ) -> Job | None:
     """Keep what a job declares; returns the job that was known before, which a tick may have added meanwhile."""
-    listing, admission = manager.listing(), services.admission()
+    # Only the nodes' capacities are needed. A listing for each registration would take from ticks what they may ask.
+    listing, admission = services.manager.shared.last_complete, services.admission()
+    if listing is None or not 0 <= services.clock() - listing.at < _RECENT_SECONDS:
+        listing = manager.listing()
     try:
         check_options(anchor, body.options)
         if static:

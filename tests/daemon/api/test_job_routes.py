@@ -31,6 +31,7 @@ from dl2d.core.resource_manager import (
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
+from dl2d.daemon.api import job_routes
 from dl2d.daemon.api.heartbeat import MAX_PLANS
 from dl2d.daemon.api.request_limits import heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
@@ -171,17 +172,16 @@ class TestRegistration:
         world.manager.anchors["7"] = Anchor(later, OWNER, "mine", SCRIPT)
         run = {"env": {"SCRATCH": "/scratch/7.1"}}
         is_registering, has_ticked = threading.Event(), threading.Event()
-        list_for_tick, list_jobs = world.access.shared.listing, world.manager.listing
+        list_for_tick = world.access.shared.listing
         answers = []
 
-        def listing_of_the_registration(*args):
+        def check_of_the_registration(*_):
             is_registering.set()
             assert has_ticked.wait(30)
-            return list_jobs(*args)
 
         def listing_of_the_tick(*args):
             listed = list_for_tick(*args)
-            monkeypatch.setattr(world.manager, "listing", listing_of_the_registration)
+            monkeypatch.setattr(job_routes, "check_options", check_of_the_registration)
             answers.append(world.at_once(1, lambda: world.register(**run)))
             assert is_registering.wait(30)
             return listed
@@ -193,6 +193,27 @@ class TestRegistration:
         (answer,) = answers[0]()
         assert (answer.status_code, answer.json().get("job")) == (200, later.slug)
         assert world.store.job(later).launch.env == (("SCRATCH", "/scratch/7.1"),)
+
+    def test_registrations_take_nothing_of_what_ticks_may_ask(self, slurm_like, monkeypatch):
+        """They need the nodes' capacities only, so that the last tick's listing will do, if it is not old."""
+        world = slurm_like
+        world.tick()
+        listings, list_jobs = [], world.manager.listing
+
+        def counted(*args):
+            listings.append(args)
+            return list_jobs(*args)
+
+        monkeypatch.setattr(world.manager, "listing", counted)
+        world.add_anchor(script=SCRIPT + "#DL2 ps=gpu:3")
+        world.add_anchor("8")
+        for _ in range(3):
+            assert "gpu: wanted 3, had 2" in error(world.register())
+        assert world.register("8").status_code == 200
+        assert listings == []
+        world.now += 301
+        world.register()
+        assert len(listings) == 1
 
     def test_many_at_once_and_again_are_one_job(self, world):
         world.add_anchor()
