@@ -186,6 +186,17 @@ class NodeSet:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedLimit:
+    """The most that some jobs may hold together: a limit of the site, or one of the resource manager."""
+
+    jobs: tuple[JobKey, ...]
+    #: In thousandths by resource, 0 or less where they may hold nothing; resources without a limit are absent.
+    most: tuple[tuple[str, int], ...]
+    #: The limit in words: ``jobs of ann may hold gpu=4 together``.
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a policy may look at: the cluster and the jobs at one moment.
 
@@ -214,6 +225,8 @@ class Snapshot:
     expiring: frozenset[str] = frozenset()
     #: The nodes that jobs may use; jobs that are in none may use all. No job is in two.
     node_sets: tuple[NodeSet, ...] = ()
+    #: Limits on what jobs hold together.
+    limits: tuple[SharedLimit, ...] = ()
 
     @property
     def capacity(self) -> Resources:

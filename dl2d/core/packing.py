@@ -2,7 +2,8 @@
 
 A change of a job's allocation is cut into batches of equal tasks. Of each batch, tasks that run already are taken up
 where they are, and new ones go to the first nodes in the placement's order that have room (``dl2d.core.node_classes``).
-What cannot be had whole is undone, with the reason why not.
+What cannot be had whole is undone, with the reason why not. Limits on what jobs hold together are kept as well
+(``dl2d.core.limit_room``).
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import add, attrgetter, sub
 
-from dl2d.core.cluster import Node, NodeSet, NodeState, Task
-from dl2d.core.decision import Constraint, Reason
+from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
+from dl2d.core.decision import Constraint
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
+from dl2d.core.limit_room import Blocked, LimitRoom
 from dl2d.core.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
 from dl2d.core.placement import Placement
-from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
+from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Tasks of one role of a job.
 _Kind = tuple[JobKey, Role]
@@ -27,33 +29,6 @@ _Batch = tuple[Role, Resources, int]
 #: Equal tasks that were added, one to each of some nodes; the class that these were of; and whose task it is, where
 #: one that runs already was taken up.
 _Step = tuple[Sequence[int], NodeClass, Vector, _Kind | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """Why a task has no room: on the node that comes nearest, what is wanted and what there is."""
-
-    role: Role
-    constraint: Constraint
-    nearest: str
-    shortfalls: tuple[Shortfall, ...]
-    #: Which nodes its job may use, where these are not all.
-    may_use: str = ""
-
-    def reason(self, text: str) -> Reason:
-        """Reason why a job gets no more tasks."""
-        return Reason(self.constraint, text, self.shortfalls)
-
-    def __str__(self) -> str:
-        missing = "; ".join(map(str, self.shortfalls)) or "no node takes tasks"
-        only = f"; its job may use {self.may_use}" if self.may_use else ""
-        match self.constraint:
-            case Constraint.INFEASIBLE:
-                return f"a {self.role} is larger than any node ({missing} on {self.nearest or 'every node'}){only}"
-            case Constraint.FRAGMENTED:
-                return f"no single node has room for a {self.role} ({missing} on {self.nearest}){only}"
-            case _:
-                return f"no room for a {self.role} ({missing} on {self.nearest or 'every node'}){only}"
 
 
 class Packing:
@@ -73,11 +48,16 @@ class Packing:
         leaving: Iterable[Task] = (),
         counted: bool = False,
         node_sets: Sequence[NodeSet] = (),
+        limits: Sequence[SharedLimit] = (),
     ) -> None:
         """``node.used`` is taken for good, less what these tasks have if they are ``counted`` in it.
 
-        New tasks of the jobs in ``node_sets`` go to nodes of their set only.
+        New tasks of the jobs in ``node_sets`` go to nodes of their set only. The jobs in ``limits`` have nothing at
+        first.
         """
+        #: What limits leave the jobs besides what was added.
+        self.limits = LimitRoom(limits)
+        self._limited = bool(limits)
         self._nodes = tuple(nodes)
         self._placement = placement
         self._number = {node.name: number for number, node in enumerate(self._nodes)}
@@ -113,6 +93,7 @@ class Packing:
         tasks: Iterable[Task],
         placement: Placement,
         node_sets: Sequence[NodeSet] = (),
+        limits: Sequence[SharedLimit] = (),
     ) -> Packing:
         """A packing in which all our tasks may be given anew: only what others hold is taken.
 
@@ -121,7 +102,9 @@ class Packing:
         wanted, leaving = list[Task](), list[Task]()
         for task in tasks:
             (wanted if task.state.wanted else leaving).append(task)
-        return cls(nodes, placement, incumbents=wanted, leaving=leaving, counted=True, node_sets=node_sets)
+        return cls(
+            nodes, placement, incumbents=wanted, leaving=leaving, counted=True, node_sets=node_sets, limits=limits
+        )  # fmt: skip
 
     def _append_nodes(
         self, incumbents: Iterable[Task], leaving: Iterable[Task], demands: Iterable[Resources], *, counted: bool
@@ -170,10 +153,20 @@ class Packing:
         """Whether new tasks of a job are laid on as few nodes as hold them."""
         return self._placement.gathers
 
-    def add(self, job: Job, delta: Allocation) -> Blocked | None:
-        """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way."""
+    def add(self, job: Job, delta: Allocation, *, beyond_limits: bool = False) -> Blocked | None:
+        """Add tasks of a job, workers and PSs in turn, all or none; returns what stood in the way.
+
+        Those of a floor, which come before limits, count in them as well (``beyond_limits``), whether nodes have room
+        for them or not.
+        """
+        if self._limited and beyond_limits:
+            self.limits.take(job, delta)
+        elif self._limited and (blocked := self.limits.blocked(job, delta)) is not None:
+            return blocked
         without_room = self._add(job, delta)
         if without_room is None:
+            if self._limited and not beyond_limits:
+                self.limits.take(job, delta)
             return None
         role, demand, _ = without_room
         blocked = self._why_not(demand, role, self._node_set(job.key))
@@ -182,17 +175,23 @@ class Packing:
 
     def fits(self, job: Job, delta: Allocation) -> bool:
         """Whether ``add`` would find room for these tasks; nothing is added."""
+        if self.limits.blocked(job, delta) is not None:
+            return False
         without_room = self._add(job, delta)
         self._undo()
         return without_room is None
 
-    def stay(self, sizes: Iterable[tuple[JobKey, Allocation]]) -> list[bool]:
+    def stay(self, sizes: Iterable[tuple[Job, Allocation]]) -> list[bool]:
         """Take up incumbents of jobs where they are, of each job so many or none; returns of which."""
         stayed = []
         for job, size in sizes:
             self._steps.clear()
-            stays = all(self._take_up(job, role, size.count(role)) == size.count(role) for role in TASK_ROLES)
-            if not stays:
+            stays = self.limits.blocked(job, size) is None and all(
+                self._take_up(job.key, role, size.count(role)) == size.count(role) for role in TASK_ROLES
+            )
+            if stays:
+                self.limits.take(job, size)
+            else:
                 self._undo()
             stayed.append(stays)
         return stayed
@@ -291,12 +290,20 @@ class Packing:
     ) -> tuple[list[str], Blocked | None]:
         """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way."""
         self._steps.clear()
-        without_room = self._place(demand, count, job)
+        allowed = count if job is None else self.limits.allowed(job, demand, count)
+        without_room = self._place(demand, allowed, job)
         nodes = [self._nodes[number].name for step_nodes, *_ in self._steps for number in step_nodes]
-        return nodes, self._why_not(demand, role, self._node_set(job)) if without_room else None
+        if job is not None:
+            self.limits.take_tasks(job, demand, len(nodes))
+        if without_room:
+            return nodes, self._why_not(demand, role, self._node_set(job))
+        return nodes, self.limits.blocked_task(job, demand, role) if job is not None and allowed < count else None
 
     def place_on(self, node: str, demand: Resources, job: JobKey | None = None) -> bool:
-        """Add one new task on a node of the caller's choice; returns whether it has room and takes the job's tasks."""
+        """Add one new task on a node of the caller's choice; returns whether it has room and takes the job's tasks.
+
+        Limits are not looked at.
+        """
         number, vector = self._number.get(node), self._vector(demand, job)
         if number is None or vector is None or not self._classes.takes_tasks[number]:
             return False
@@ -305,8 +312,10 @@ class Packing:
             self._put((number,), vector)
         return fits
 
-    def remove(self, node: str, demand: Resources) -> None:
-        """Take a task out again that was placed by anything but ``add``."""
+    def remove(self, node: str, demand: Resources, job: JobKey | None = None) -> None:
+        """Take a task out again that was placed by anything but ``add``, for this job."""
+        if job is not None:
+            self.limits.take_tasks(job, demand, -1)
         number = self._number[node]
         before = self._classes.class_of[number]
         used = tuple(map(sub, before.used, self._amounts(demand)))

@@ -220,7 +220,9 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
     States in which all possible steps are right are left out.
     """
     snapshot = replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement, snapshot.node_sets)
+    packing = Packing.for_decision(
+        snapshot.nodes, snapshot.tasks, recording.placement, snapshot.node_sets, snapshot.limits
+    )  # fmt: skip
     options = policy.size_options(snapshot, packing)
     if options is None:
         return

@@ -63,7 +63,7 @@ class Drf:
             stopped = allocation.grow(job)
             if stopped is None:
                 heapq.heappush(queue, (share(job, allocation.allocations[job.key]), order, job))
-            elif self._end_at_first_failure and stopped.constraint is not Constraint.SATISFIED:
+            elif self._end_at_first_failure and stopped.constraint not in (Constraint.SATISFIED, Constraint.LIMIT):
                 for _, _, other in sorted(queue):
                     text = (
                         f"no job is enlarged after {job.key.id} ({job.request.name}), for whose next bundle nodes "

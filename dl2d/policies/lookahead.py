@@ -12,8 +12,9 @@ from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Role
+from dl2d.core.limit_room import Blocked
 from dl2d.core.measured_speeds import KnownSpeeds
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup
 from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM, PredictedSpeeds
@@ -136,13 +137,13 @@ class Lookahead:
         #: Fraction of a slot that a resize costs.
         self._lost = resize_seconds / slot_seconds
         if known is not None:
-            self.name, self.version, self.needs = "lookahead-true", "1", NO_EVIDENCE
+            self.name, self.version, self.needs = "lookahead-true", "2", NO_EVIDENCE
             return
         self.name = "lookahead"
         settings = f" optimism={optimism:g}" if optimism != DEFAULT_OPTIMISM else ""
         costs = f" resize_seconds={resize_seconds:g} slot_seconds={slot_seconds:g}" if resize_seconds else ""
         #: Of the code, and the settings where they are not the usual.
-        self.version = "3" + settings + costs
+        self.version = "4" + settings + costs
         #: Speeds, those of each job too.
         self.needs = frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})
 

@@ -13,8 +13,9 @@ from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Architecture, Job
+from dl2d.core.limit_room import Blocked
 from dl2d.core.measured_speeds import KnownSpeeds
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample
 from dl2d.throughput.optimus_loss_curve import fit_losses
@@ -142,7 +143,7 @@ class Optimus:
             "beyond": None if beyond is None else "yes",
         }
         #: Of the code, and the settings that change decisions where they are not the usual.
-        self.version = " ".join(["1", *(f"{key}={value}" for key, value in settings.items() if value)])
+        self.version = " ".join(["2", *(f"{key}={value}" for key, value in settings.items() if value)])
         #: Speeds unless it is told, and losses where they tell when a job ends.
         self.needs = NO_EVIDENCE if known is not None else frozenset({Evidence.SPEEDS})
         if convergence is not None:
@@ -190,7 +191,7 @@ class Optimus:
                 growing.allocation.refuse(job, Reason(Constraint.SATISFIED, _beyond(step)))
             elif (blocked := growing.add(place, step)) is not None:
                 growing.allocation.refuse(job, _no_room(growing, place, step, blocked, left[place]))
-                if self._end_at_first_failure:
+                if self._end_at_first_failure and blocked.constraint is not Constraint.LIMIT:
                     growing.ended = ended_at(job)
                     return
             elif (best := steps[growing.groups[place]].at(growing.sizes[place]).best) is not None:

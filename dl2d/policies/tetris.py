@@ -12,10 +12,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dl2d.core.array_types import Ints
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import NodeState, SharedLimit, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked, LimitRoom
+from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import next_bundle
@@ -73,11 +74,11 @@ class Tetris:
         jobs = _jobs(snapshot, machines)
         before, anew = machines.free.copy(), None
         if any(entry.runs[role] for entry in jobs for role in TASK_ROLES):
-            anew = self._filling([entry.afresh() for entry in jobs], machines)
+            anew = self._filling([entry.afresh() for entry in jobs], machines, snapshot.limits)
             anew.give_floors()
             anew.fill()
             machines.free = before.copy()
-        filling = self._filling(jobs, machines)
+        filling = self._filling(jobs, machines, snapshot.limits)
         filling.give_floors()
         if anew is not None:
             targets = [entry.has for entry in anew.jobs]
@@ -94,7 +95,7 @@ class Tetris:
             node = packing.place(demand, role, job)
             if isinstance(node, Blocked):
                 return node
-            packing.remove(node, demand)
+            packing.remove(node, demand, job)
             return None
 
         held = snapshot.held()
@@ -107,8 +108,8 @@ class Tetris:
             nodes=tuple((entry.job.key, role, node) for entry in jobs for role, node in entry.laid),
         )
 
-    def _filling(self, jobs: Sequence[_Job], machines: _Machines) -> _Filling:
-        return _Filling(jobs, machines, self._shortness, whole_bundles=self._whole_bundles)
+    def _filling(self, jobs: Sequence[_Job], machines: _Machines, limits: Sequence[SharedLimit]) -> _Filling:
+        return _Filling(jobs, machines, LimitRoom(limits), self._shortness, whole_bundles=self._whole_bundles)
 
 
 class _Machines:
@@ -261,9 +262,18 @@ def _bundle(job: Job) -> Allocation:
 class _Filling:
     """Machines being filled. A job's next unit waits for room, until there is none or it has all it may have."""
 
-    def __init__(self, jobs: Sequence[_Job], machines: _Machines, shortness: float, *, whole_bundles: bool) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[_Job],
+        machines: _Machines,
+        limits: LimitRoom,
+        shortness: float,
+        *,
+        whole_bundles: bool,
+    ) -> None:
         self.jobs = jobs
         self.machines = machines
+        self.limits = limits
         self.actions: list[tuple[JobKey, Allocation]] = []
         self._shortness = shortness
         self._whole_bundles = whole_bundles
@@ -302,6 +312,7 @@ class _Filling:
     def give_floors(self) -> None:
         """Give each job its floor; it stands even where there is no room for it."""
         for entry in self.jobs:
+            self.limits.take(entry.job, entry.floor)
             if entry.floor == NOTHING or self._lay(entry, entry.floor):
                 continue
             begun = len(self.actions)
@@ -319,7 +330,7 @@ class _Filling:
             size = Allocation(request.largest_allowed(size.workers), size.ps)
             more = size.beyond(has)
             if size.workers >= request.min_workers and size.ps >= request.min_ps and more != NOTHING:
-                self._lay(entry, more)
+                self._give(entry, more)
 
     def fill(self, targets: Sequence[Allocation] | None = None) -> None:
         """Fill machine after machine with the units that score highest: bundle by bundle, and then task by task."""
@@ -330,7 +341,7 @@ class _Filling:
             for place in range(len(self.machines.names)):
                 while self._waits.any() and (chosen := self._choose(place)) is not None:
                     entry, score = chosen
-                    if self._lay(entry, self._steps[entry.order], pairs=pairs, place=place):
+                    if self._give(entry, self._steps[entry.order], pairs=pairs, place=place):
                         entry.score = score
                         self._wait(entry, limits[entry.order], pairs=pairs)
                     else:
@@ -363,14 +374,22 @@ class _Filling:
         while limit != NOTHING and (step := self.next_step(entry, limit)) is not None:
             units = entry.new(step, pairs=pairs)
             if units:
-                self._waits[order] = self._kind(entry, units) not in self._hopeless
+                allowed = self.limits.blocked(entry.job, step) is None
+                self._waits[order] = allowed and self._kind(entry, units) not in self._hopeless
                 self._steps[order], self._units[:, order] = step, entry.demands[units[0]]
                 return
-            if not self._lay(entry, step):
+            if not self._give(entry, step):
                 return
 
+    def _give(self, entry: _Job, step: Allocation, *, pairs: bool = False, place: int | None = None) -> bool:
+        """``_lay``, where the limits of the job allow the step."""
+        given = self.limits.blocked(entry.job, step) is None and self._lay(entry, step, pairs=pairs, place=place)
+        if given:
+            self.limits.take(entry.job, step)
+        return given
+
     def _lay(self, entry: _Job, step: Allocation, *, pairs: bool = False, place: int | None = None) -> bool:
-        """Give a job a step, all or none.
+        """Lay a step of a job on machines, all or none.
 
         Tasks that run stay where they are; new units go on the machine, or on the first that has room.
         """
@@ -441,7 +460,10 @@ def _decided(
                 f"; on {filling.machines.names[last.place]}, the last with room for it, {preferred.key.id} "
                 f"({preferred.request.name}) scored {last.score:.3g} and it {last.own:.3g}"
             )
-    reason = _why_not(entry, step, filling.machines, blocked)
+    if (limit := filling.limits.blocked(job, step)) is not None:
+        reason, behind = limit.reason(str(limit)), ""
+    else:
+        reason = _why_not(entry, step, filling.machines, blocked)
     reason = replace(reason, text=f"next bundle of {step}: {reason.text}{behind}")
     return JobDecision(job.key, has, reason, previous, tuple(options))
 

@@ -23,6 +23,7 @@ from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.tick.shared_limits import without_jobs
 from dl2d.tick.tick_context import Context
 
 #: Demands of the tasks of one group, with the nodes that they are on.
@@ -84,6 +85,8 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
     used: dict[str, list[Resources]] = defaultdict(list)
     for node, demand in _taken(snapshot, jobs, decision, placement):
         used[node].append(demand)
+    allocations = decision.allocations()
+    given = {job.key: job.request.demand_of(allocations[job.key]) for job in snapshot.jobs if job.key in jobs}
     held: dict[str, list[Resources]] = defaultdict(list)
     for task in theirs:
         held[task.node].append(task.room)
@@ -99,6 +102,7 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
         floors=tuple(floor for floor in snapshot.floors if floor[0] not in jobs),
         job_speeds=tuple(each for each in snapshot.job_speeds if each.job not in jobs),
         losses=tuple(each for each in snapshot.losses if each.job not in jobs),
+        limits=tuple(without_jobs(snapshot.limits, given)),
     )
 
 

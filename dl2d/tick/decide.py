@@ -85,7 +85,7 @@ def decide(
 
 
 def _ask(policy: Policy, snapshot: Snapshot, placement: Placement, seed: int) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets)
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets, snapshot.limits)
     decision = policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot]))
     check_decision(decision, snapshot)
     # Later stages rely on ``previous``, so it is not taken from the policy.

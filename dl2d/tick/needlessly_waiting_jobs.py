@@ -8,13 +8,14 @@ wait, the policy is asked again (``jobs_with_room``), once for each job.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey
+from dl2d.core.limit_room import LimitRoom
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -67,11 +68,11 @@ def startable_waiting_jobs(
     - a job without tasks was given a size and is deferred;
     - a waiting job does not fit now, but would fit into the empty cluster.
 
-    Jobs that are larger than the empty cluster, that the guard keeps waiting or whose coordinator is silent do not
-    count.
+    Jobs that are larger than the empty cluster, that the guard or a limit keeps waiting, or whose coordinator is silent
+    do not count.
     """
     answers = [entry for entry in decision.jobs if not _is_limited_by_guard(entry)]
-    waiting = _waiting_jobs(snapshot, answers, silent)
+    waiting = _allowed_by_limits(_waiting_jobs(snapshot, answers, silent), snapshot, decision)
     if not waiting:
         return ()
     held = snapshot.held()
@@ -95,7 +96,7 @@ def jobs_with_room(
 
     A job whose coordinator is silent gets no new tasks.
     """
-    waiting = _waiting_jobs(snapshot, decision.jobs, silent)
+    waiting = _allowed_by_limits(_waiting_jobs(snapshot, decision.jobs, silent), snapshot, decision)
     if not waiting:
         return frozenset()
     held, requests = snapshot.held(), {job.key: job.request for job in snapshot.jobs}
@@ -116,6 +117,16 @@ def _waiting_jobs(snapshot: Snapshot, answers: Iterable[JobDecision], silent: Co
         return []
     held = snapshot.held()
     return [job for job in snapshot.jobs if job.key in given_nothing and not job.static and held[job.key] == NOTHING]
+
+
+def _allowed_by_limits(waiting: Sequence[Job], snapshot: Snapshot, decision: Decision) -> Sequence[Job]:
+    """Those of the jobs whose limits leave enough for their minimum size beside what the decision gives."""
+    if not waiting or not snapshot.limits:
+        return waiting
+    room, allocations = LimitRoom(snapshot.limits), decision.allocations()
+    for job in snapshot.jobs:
+        room.take(job, allocations.get(job.key, NOTHING))
+    return [job for job in waiting if room.blocked(job, job.request.min_size) is None]
 
 
 def _fitting(jobs: Iterable[Job], packing: Packing, snapshot: Snapshot) -> frozenset[JobKey]:

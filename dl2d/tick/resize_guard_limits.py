@@ -14,8 +14,8 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
 growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
 cool-down protects. Tasks of a job that has never had its minimum size count as growth, with one exception: in an
-exceeded limit (4), which policies do not know, the minimum sizes of such jobs come before what other jobs have above
-theirs.
+exceeded limit (4) the minimum sizes of such jobs come before what other jobs have above theirs. Policies see the limits
+(``Snapshot.limits``); one is exceeded by a policy that does not keep to it, or by the floors of its jobs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import ClaimedNodes, NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import ClaimedNodes, NodeState, SharedLimit, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest, Owner
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
+from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
 
 #: Maximum number of claims or jobs named in a reason.
@@ -77,8 +77,13 @@ def guard(
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
         job_limits.append(found)
-    sums = _add_capacity_and_site_limits(job_limits, snapshot, rules)
-    sums += _add_growth_limits(job_limits, snapshot, growth_limits)
+    sums = _add_capacity(job_limits, snapshot)
+    sums += _add_limits(job_limits, site_limits(snapshot, rules))
+    growth_limits = tuple(growth_limits)
+    keeping = manager_limits(snapshot, [limit for limit in growth_limits if not limit.makes_room])
+    sums += _add_limits(job_limits, keeping, keep_excess=True)
+    making_room = manager_limits(snapshot, [limit for limit in growth_limits if limit.makes_room])
+    sums += _add_limits(job_limits, making_room, constraint=Constraint.CLAIM)
     for each in job_limits:
         each.give(each.desired)
     exceeded = [total for total in sums if total.exceeded()]
@@ -139,8 +144,8 @@ class _Sum:
     limit: Mapping[str, int]
     #: Whether a resource that ``limit`` does not name has the bound 0; otherwise it has no bound.
     complete: bool = False
-    #: The bound where ``limit`` also has what jobs have beyond it and keep, as no other job needs it; else None.
-    limit_without_excess: Mapping[str, int] | None = None
+    #: The bound without what jobs have beyond it and keep, as no other job needs it.
+    limit_without_excess: Mapping[str, int] = field(default_factory=dict)
     #: Whether it is a limit of the site or of the resource manager.
     is_limit: bool = False
     total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -242,105 +247,48 @@ def _limits_of_job(
 # Bounds of sums
 
 
-class LimitScope(StrEnum):
-    """Whose jobs a limit of the site counts together; the value comes before their name in the limit's text."""
+def _add_capacity(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> list[_Sum]:
+    """Add the sum over all jobs that the nodes bound; returns it.
 
-    USER = "of"
-    ACCOUNT = "of account"
-    PARTITION = "in partition"
-
-
-def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[LimitScope, str, Resources], ...]:
-    """The limits that jobs of an owner share with others: scope, name of the user, account or partition, and limit."""
-    return (
-        (LimitScope.USER, owner.user, rules.per_user),
-        (LimitScope.ACCOUNT, owner.account, rules.per_account),
-        # Its tasks may run in several.
-        *((LimitScope.PARTITION, name, rules.per_partition) for name in owner.partition.split(",")),
-    )
-
-
-def limit_text(scope: LimitScope, name: str, limit: Resources) -> str:
-    """A limit in words."""
-    return f"jobs {scope} {name} may hold {limit} together"
-
-
-def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLimit]:
-    """What the site's limits leave the jobs besides what they have."""
-    members: dict[tuple[LimitScope, str, Resources], list[Job]] = defaultdict(list)
-    for job in snapshot.jobs:
-        for scope, name, limit in limits_of(job.owner, rules):
-            if name and limit.thousandths:
-                members[scope, name, limit].append(job)
-    held, found = snapshot.held(), []
-    for (scope, name, limit), jobs in members.items():
-        has = Resources.total(job.request.demand_of(held[job.key]) for job in jobs)
-        left = {resource: limit.get(resource) - has.get(resource) for resource, _ in limit.thousandths}
-        found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit_text(scope, name, limit)))
-    return found
-
-
-def _add_capacity_and_site_limits(
-    job_limits: Iterable[_JobLimits], snapshot: Snapshot, rules: GuardRules
-) -> list[_Sum]:
-    """Add the sums over jobs that the capacity and the site's limits bound to the jobs; returns these sums.
-
-    The capacity is no sum if no job grows and nothing is claimed, since tasks that run are always within it.
+    There is none if no job grows and nothing is claimed, since tasks that run are always within the capacity.
     """
-    capacity: list[_Sum] = []
-    if snapshot.claims or any(_grows(each.entry.previous, each.desired) for each in job_limits):
-        free = _capacity(snapshot)
-        text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
-        if snapshot.claims:
-            text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
-        constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
-        capacity.append(_Sum(constraint, text, free, complete=True))
-    limited: dict[tuple[LimitScope, str], _Sum] = {}
+    if not snapshot.claims and not any(_grows(each.entry.previous, each.desired) for each in job_limits):
+        return []
+    free = _capacity(snapshot)
+    text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
+    if snapshot.claims:
+        text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
+    capacity = _Sum(Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY, text, free, complete=True)
     for each in job_limits:
-        each.sums += capacity
-        for scope, name, limit in limits_of(each.job.owner, rules):
-            if not name or not limit.thousandths:
-                continue
-            if (scope, name) not in limited:
-                text = limit_text(scope, name, limit)
-                limited[scope, name] = _Sum(Constraint.LIMIT, text, dict(limit.thousandths), is_limit=True)
-            each.sums.append(limited[scope, name])
-    return [*capacity, *limited.values()]
+        each.sums.append(capacity)
+    return [capacity]
 
 
-def _add_growth_limits(
-    job_limits: Sequence[_JobLimits], snapshot: Snapshot, limits: Iterable[GrowthLimit]
+def _add_limits(
+    job_limits: Iterable[_JobLimits],
+    limits: Iterable[SharedLimit],
+    *,
+    constraint: Constraint = Constraint.LIMIT,
+    keep_excess: bool = False,
 ) -> list[_Sum]:
-    """Add a sum for each of the resource manager's limits to the jobs that it covers; returns these sums.
+    """Add a sum for each limit to the jobs that are in it; returns these sums.
 
-    Each is bounded by what its jobs have and what the limit leaves them besides. Tasks that do not run yet count as
-    growth. Only a limit that makes room for others takes away what jobs have.
+    With ``keep_excess``, what jobs have beyond a limit that became less raises its bound as far as they keep it.
     """
-    sums: list[_Sum] = []
-    by_anchor = {each.job.anchor: (number, each) for number, each in enumerate(job_limits)}
-    tasks_of: dict[JobKey, list[Task]] = defaultdict(list)
-    for task in snapshot.tasks:
-        tasks_of[task.job].append(task)
+    by_key = {each.job.key: each for each in job_limits}
+    sums = []
     for limit in limits:
-        members = [each for _, each in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
-        tasks = [task for each in members for task in tasks_of[each.job.key]]
-        runs = _held_by([task for task in tasks if task.state is not TaskState.ASKED])
-        allowed = {name: runs.get(name, 0) + round(1000 * left) for name, left in limit.left.items()}
-        if limit.makes_room:
-            found = _Sum(Constraint.CLAIM, limit.reason, allowed, is_limit=True)
-        else:
-            has = _held_by([task for task in tasks if task.state.wanted])
-            bound = {name: max(amount, has.get(name, 0)) for name, amount in allowed.items()}
-            found = _Sum(Constraint.LIMIT, limit.reason, bound, limit_without_excess=allowed, is_limit=True)
+        members, most = [by_key[key] for key in limit.jobs], dict(limit.most)
+        found = _Sum(constraint, limit.text, most, limit_without_excess=most, is_limit=True)
+        for each in members if keep_excess else ():
+            found.add(each.job.request, each.entry.previous.common(each.desired))
+        if keep_excess:
+            found.limit = {name: max(amount, found.total.get(name, 0)) for name, amount in most.items()}
+            found.total.clear()
         for each in members:
             each.sums.append(found)
         sums.append(found)
     return sums
-
-
-def _held_by(tasks: Collection[Task]) -> dict[str, int]:
-    """What tasks hold together, in thousandths by resource, with their number (``TASKS``)."""
-    return {**dict(Resources.total(task.demand for task in tasks).thousandths), TASKS: 1000 * len(tasks)}
 
 
 def _capacity(snapshot: Snapshot) -> dict[str, int]:
@@ -417,7 +365,7 @@ def _keep_minimum_sizes(
         before = [(each, each.given), *((other, other.given) for other in above_minimum)]
         limits_before = [total.limit for total in exceeded]
         for total in exceeded:
-            total.limit = total.limit_without_excess or total.limit
+            total.limit = total.limit_without_excess
         each.give(_larger(each.given, smallest))
         for other in above_minimum:
             _reduce_to_minimum(other, exceeded)

@@ -24,7 +24,8 @@ from dl2d.tick.place.starts_within_limits import groups_without_replacement, wit
 from dl2d.tick.policy_failures import set_aside_after_wait
 from dl2d.tick.reconcile import reconcile
 from dl2d.tick.record import Report, record
-from dl2d.tick.resize_guard_limits import guard, left_by_site_limits
+from dl2d.tick.resize_guard_limits import guard
+from dl2d.tick.shared_limits import left_by_site_limits, limits_for_policies
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
@@ -47,9 +48,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     """
     begin = context.timer()
     mode, deciders = context.mode, context.deciders
-    set_aside = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
-    set_aside = context.withdrawn or set_aside
-    policy_failures = state.policy_failures
+    set_aside_before = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
+    set_aside, policy_failures = context.withdrawn or set_aside_before, state.policy_failures
     plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
 
     # Observe and reconcile
@@ -58,8 +58,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         context.store.check_lease()
         context.allow_changes()
     reconciled = reconcile(context, state, observed, begin)
-    incomplete = observed.listing.incomplete
-    silent = reconciled.silent
+    incomplete, silent = observed.listing.incomplete, reconciled.silent
 
     # Vacate nodes, and make room in limits, for jobs of others
     growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
@@ -71,11 +70,14 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         backing_off=reconciled.backing_off, without_replacement=without_replacement,
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
-
     limits_with_claims, limit_history = make_room_in_limits(
         reconciled.snapshot, observed.listing, state.limit_history,
         silent=silent, backing_off=reconciled.backing_off, now=begin,
         proposed={} if state.slot_decision is None else state.slot_decision.proposed.allocations(),
+    )  # fmt: skip
+    limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
+    snapshot = replace(
+        snapshot, limits=limits_for_policies(snapshot, context.guard_rules, limits_with_claims, silent=silent)
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
@@ -101,7 +103,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.guard_state,
-            silent=silent, growth_limits=(*limits_with_claims, *reconciled.growth_limits),
+            silent=silent, growth_limits=limits_with_claims,
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
-from tick.world import World
+from tick.world import IgnoresLimits, World
 
 from dl2d.cli.usage_report import use_of
 from dl2d.core.cluster import NodeSet, Task, TaskState
@@ -27,7 +27,6 @@ from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport, TaskTime
 from dl2d.core.task_starts_and_stops import Start
-from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick_context import GuardRules
 
@@ -282,7 +281,7 @@ def test_the_constraint_is_that_of_the_allocation_also_where_the_guard_changed_i
     dl2d: Dl2d, tmp_path: Path, mode: Mode
 ):
     rules = GuardRules(per_user=Resources.of(gpu=2))
-    with closing(World(url=store_url(tmp_path), policy=Drf(), rules=rules)) as world:
+    with closing(World(url=store_url(tmp_path), policy=IgnoresLimits(), rules=rules)) as world:
         world.submit(name="limited", max_workers=6)
         world.settle()
         world.mode = mode

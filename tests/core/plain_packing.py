@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from dl2d.core.cluster import Node, NodeSet, NodeState, Task
+from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.packing import Blocked
+from dl2d.core.limit_room import Blocked
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -18,8 +18,15 @@ ROLES = (Role.WORKER, Role.PS)
 
 class PlainPacking:
     def __init__(
-        self, nodes: Sequence[Node], placement: Placement, incumbents: Sequence[Task], sets: Sequence[NodeSet] = ()
+        self,
+        nodes: Sequence[Node],
+        placement: Placement,
+        incumbents: Sequence[Task],
+        sets: Sequence[NodeSet] = (),
+        limits: Sequence[SharedLimit] = (),
     ) -> None:
+        self.limits = limits
+        self.given: list[tuple[JobKey, Resources]] = []
         self.set_of = {job: nodes for nodes in sets for job in nodes.jobs}
         self.nodes = {node.name: node for node in nodes}
         self.up = [node.name for node in nodes if node.state is NodeState.UP]
@@ -55,7 +62,25 @@ class PlainPacking:
                     return name
         return None
 
+    def exceeded(self, job: JobKey, demand: Resources, role: Role) -> Blocked | None:
+        for limit in self.limits:
+            if job in limit.jobs:
+                given = Resources.total(demand for key, demand in self.given if key in limit.jobs)
+                room = Resources(limit.most).minus(given)
+                missing = [short for short in demand.shortfalls(room) if short.resource in dict(limit.most)]
+                if missing:
+                    return Blocked(role, Constraint.LIMIT, "", tuple(missing), limit=limit.text)
+        return None
+
     def place(self, demand: Resources, role: Role, job: JobKey | None = None) -> str | Blocked:
+        if job is not None and (blocked := self.exceeded(job, demand, role)) is not None:
+            return blocked
+        where = self.place_somewhere(demand, role, job)
+        if job is not None and isinstance(where, str):
+            self.given.append((job, demand))
+        return where
+
+    def place_somewhere(self, demand: Resources, role: Role, job: JobKey | None) -> str | Blocked:
         name = self.first(demand, job)
         if name is None:
             only = self.set_of[job].text(len(self.nodes)) if job in self.set_of else ""
@@ -69,23 +94,36 @@ class PlainPacking:
             self.used[name] += demand
         return fits
 
-    def remove(self, name: str, demand: Resources) -> None:
+    def remove(self, name: str, demand: Resources, job: JobKey | None) -> None:
         self.used[name] = self.used[name].minus(demand)
+        if job is not None:
+            self.given.remove((job, demand))
 
     def add(self, job: Job, delta: Allocation) -> Blocked | None:
+        blocked = self.exceeded(job.key, job.request.demand_of(delta), Role.WORKER)
+        if blocked is not None:
+            of_workers = delta.workers and {name for name, _ in job.request.worker.thousandths}.intersection(
+                short.resource for short in blocked.shortfalls
+            )
+            return blocked if of_workers else replace(blocked, role=Role.PS)
         used, waiting = dict(self.used), list(self.waiting)
         for role, demand in self.tasks(job, delta):
             if not self.take_up(job.key, role):
-                where = self.place(demand, role, job.key)
+                where = self.place_somewhere(demand, role, job.key)
                 if isinstance(where, Blocked):
                     self.used, self.waiting = used, waiting
                     return where
+        self.given.append((job.key, job.request.demand_of(delta)))
         return None
 
-    def stay(self, job: JobKey, size: Allocation) -> bool:
+    def stay(self, job: Job, size: Allocation) -> bool:
+        if self.exceeded(job.key, job.request.demand_of(size), Role.WORKER) is not None:
+            return False
         used, waiting = dict(self.used), list(self.waiting)
-        stays = all(self.take_up(job, role) for role in ROLES for _ in range(size.count(role)))
-        if not stays:
+        stays = all(self.take_up(job.key, role) for role in ROLES for _ in range(size.count(role)))
+        if stays:
+            self.given.append((job.key, job.request.demand_of(size)))
+        else:
             self.used, self.waiting = used, waiting
         return stays
 

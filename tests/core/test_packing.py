@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from dl2d.core import node_classes
-from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
@@ -333,7 +334,7 @@ def test_what_stays_is_taken_up_as_if_it_were_added_or_not_at_all(nodes, running
                 incumbents=tasks)
         for _ in range(2)
     )  # fmt: skip
-    stayed = together.stay([(jobs[number].key, Allocation(*size)) for number, *size in sizes])
+    stayed = together.stay([(jobs[number], Allocation(*size)) for number, *size in sizes])
     for (number, workers, ps), stays in zip(sizes, stayed, strict=True):
         has = Counter(task.role for task in tasks if task.job == jobs[number].key)
         assert not stays or (workers <= has[Role.WORKER] and ps <= has[Role.PS])
@@ -389,17 +390,32 @@ class AsSpecified(RuleBasedStateMachine):
         running=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(ROLES), st.integers(0, 8)), max_size=8),
         looked_at=st.sampled_from([1, 2, 64]),
         sets=st.lists(st.frozensets(st.integers(0, 8).map(lambda number: f"n{number}")), max_size=2),
+        limits=st.lists(
+            st.tuples(
+                st.sets(st.integers(0, 2), min_size=1),
+                st.dictionaries(st.sampled_from(["cpu", "gpu"]), st.integers(0, 9), min_size=1),
+            ),
+            max_size=2,
+        ),
     )  # fmt: skip
-    def begin(self, nodes, placement, shapes, running, looked_at, sets) -> None:
+    def begin(self, nodes, placement, shapes, running, looked_at, sets, limits) -> None:
         self.patch = mock.patch.object(node_classes, "MAX_LOOKED_AT", looked_at)
         self.patch.start()
         self.jobs = [a_job(worker, ps, number) for number, (worker, ps) in enumerate(shapes)]
         tasks = [a_task(self.jobs[job], number, f"n{place}", role) for number, (job, role, place) in enumerate(running)]
         # Of the three jobs the first may use all nodes.
         node_sets = [NodeSet((job.key,), names, "a reason") for job, names in zip(self.jobs[1:], sets, strict=False)]
-        self.packing = Packing(nodes, placement, incumbents=tasks, node_sets=node_sets)
-        self.plain = PlainPacking(nodes, placement, tasks, node_sets)
-        self.placed: list[tuple[str, Resources]] = []
+        shared = [
+            SharedLimit(
+                tuple(self.jobs[job].key for job in members),
+                tuple((name, 1000 * amount) for name, amount in sorted(most.items())),
+                f"limit {number}",
+            )
+            for number, (members, most) in enumerate(limits)
+        ]
+        self.packing = Packing(nodes, placement, incumbents=tasks, node_sets=node_sets, limits=shared)
+        self.plain = PlainPacking(nodes, placement, tasks, node_sets, shared)
+        self.placed: list[tuple[str, Resources, JobKey | None]] = []
 
     @rule(job=st.integers(0, 2), workers=st.integers(0, 4), ps=st.integers(0, 4))
     def add(self, job, workers, ps) -> None:
@@ -411,7 +427,7 @@ class AsSpecified(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), max_size=3))
     def stay(self, sizes) -> None:
-        wanted = [(self.jobs[job].key, Allocation(workers, ps)) for job, workers, ps in sizes]
+        wanted = [(self.jobs[job], Allocation(workers, ps)) for job, workers, ps in sizes]
         assert self.packing.stay(wanted) == [self.plain.stay(*each) for each in wanted]
 
     @rule(
@@ -424,7 +440,7 @@ class AsSpecified(RuleBasedStateMachine):
         one_by_one = [self.plain.place(demand, role, key) for _ in range(min(count, len(nodes) + 1))]
         assert one_by_one == [*nodes, *([blocked] if blocked is not None else [])]
         assert blocked is not None or len(nodes) == count
-        self.placed += [(node, demand) for node in nodes]
+        self.placed += [(node, demand, key) for node in nodes]
 
     @rule(demand=few | demands, place=st.integers(0, 8), job=st.none() | st.integers(0, 2))
     def place_on(self, demand, place, job) -> None:
@@ -432,14 +448,14 @@ class AsSpecified(RuleBasedStateMachine):
         fits = self.packing.place_on(f"n{place}", demand, key)
         assert fits == self.plain.place_on(f"n{place}", demand, key)
         if fits:
-            self.placed.append((f"n{place}", demand))
+            self.placed.append((f"n{place}", demand, None))
 
     @precondition(lambda self: self.placed)
     @rule(which=st.integers(0, 100))
     def remove(self, which) -> None:
-        node, demand = self.placed.pop(which % len(self.placed))
-        self.packing.remove(node, demand)
-        self.plain.remove(node, demand)
+        node, demand, key = self.placed.pop(which % len(self.placed))
+        self.packing.remove(node, demand, key)
+        self.plain.remove(node, demand, key)
 
     @invariant()
     def has_the_same_room(self) -> None:

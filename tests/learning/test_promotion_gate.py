@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tick.world import GivesNothing
+from tick.world import GivesNothing, IgnoresLimits
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
@@ -288,8 +288,8 @@ class TestCompare:
 
     def test_the_guard_holds_both_to_its_rules_and_is_counted(self) -> None:
         rules = GuardRules(per_user=Resources.of(gpu=1))
-        done = compared(Drf(), Drf(), rules=rules)
-        free = compared(Drf(), Drf())
+        done = compared(IgnoresLimits(), IgnoresLimits(), rules=rules)
+        free = compared(IgnoresLimits(), IgnoresLimits())
         assert done.candidate.guarded == done.current.guarded > 0
         assert free.candidate.guarded == 0
         assert all(held.candidate > loose.candidate for held, loose in zip(done.cases, free.cases, strict=True))

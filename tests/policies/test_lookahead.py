@@ -33,7 +33,7 @@ def test_it_jumps_over_a_dip_where_optimus_stops() -> None:
     assert [tuple(step) for _, step in decision.actions] == [(1, 1), (1, 2)]
     assert decision.jobs[0].reason.text == "no larger size would save 1 % of its time at 4 samples/s"
     assert decision.jobs[0].reason.constraint is Constraint.SATISFIED
-    assert (decision.policy, decision.policy_version) == ("lookahead-true", "1")
+    assert (decision.policy, decision.policy_version) == ("lookahead-true", "2")
     assert Lookahead().needs == {Evidence.SPEEDS, Evidence.JOB_SPEEDS}
     assert Lookahead(known=told).needs == frozenset()
 
@@ -178,7 +178,7 @@ def test_a_resize_has_to_pay_within_a_slot() -> None:
     assert given(Lookahead(resize_seconds=30, **settings), snapshot) == [(3, 1)]
     stays = Lookahead(resize_seconds=100, **settings)
     assert given(stays, snapshot) == [(2, 1)]
-    assert stays.version == "3 optimism=0 resize_seconds=100 slot_seconds=300"
+    assert stays.version == "4 optimism=0 resize_seconds=100 slot_seconds=300"
 
 
 def test_pessimism_keeps_to_what_was_measured() -> None:

@@ -55,7 +55,7 @@ def test_gains_by_hand_for_two_jobs() -> None:
         ((2, 2), pytest.approx(45)),
     ]
     assert decision.measure == "seconds saved per unit of dominant share"
-    assert (decision.policy, decision.policy_version) == ("optimus-true", "1")
+    assert (decision.policy, decision.policy_version) == ("optimus-true", "2")
 
 
 def test_without_dividing_by_resources_seconds_alone_count() -> None:
@@ -199,7 +199,7 @@ def test_many_sizes_of_one_ratio_are_not_enough() -> None:
 def test_more_samples_may_be_wanted() -> None:
     decision = ask(Optimus(sample_sizes=6), a_snapshot(SIX, LARGE))
     assert len({entry.allocation for entry in decision.jobs}) == 6
-    assert decision.policy_version == "1 sample_sizes=6"
+    assert decision.policy_version == "2 sample_sizes=6"
 
 
 def test_samples_keep_to_bounds_to_counts_that_are_allowed_and_to_the_room() -> None:

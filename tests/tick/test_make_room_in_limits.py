@@ -393,7 +393,9 @@ def test_a_job_that_may_not_grow_into_kept_room_is_told_so() -> None:
     world.manager.add(job_of_bob())
     follow(world, 4, 30.0)
     report = world.tick(30.0)
-    assert reasons(report, key) == [(Constraint.LIMIT, f"{LAB}, beside what waiting jobs of others need")]
+    (entry,) = (entry for entry in report.decision.jobs if entry.job == key)
+    assert entry.binding_reason.constraint is Constraint.LIMIT
+    assert f"{LAB}, beside what waiting jobs of others need" in entry.binding_reason.text
 
 
 def test_jobs_of_ever_new_demands_that_do_not_start_keep_no_room_for_ever(world: World) -> None:

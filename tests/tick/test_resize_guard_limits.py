@@ -312,6 +312,17 @@ def test_for_a_minimum_size_jobs_yield_what_they_have_beyond_a_limit_that_has_be
         assert [entry.allocation for entry in decision.jobs] == gets
 
 
+def test_what_a_job_gives_up_of_its_excess_over_a_limit_no_other_job_gets() -> None:
+    """The limit is 4 GPUs by now. The policy lets one of 6 go; the other job could not start without two more."""
+    jobs = [replace(a_job(number, max_workers=8), anchor=f"anchor-{number}") for number in (1, 2)]
+    snapshot = a_snapshot(jobs, BIG, held={0: Allocation(6, 1)})
+    limit = GrowthLimit(frozenset({"anchor-1", "anchor-2"}), {"gpu": -2.0}, "QOS small")
+    decision = guard(
+        a_decision(snapshot, (5, 1), (1, 1)), snapshot, GuardRules(), NO_GUARD_STATE, growth_limits=[limit]
+    )
+    assert [entry.allocation for entry in decision.jobs] == [(3, 1), (1, 1)]
+
+
 def test_a_limit_that_shrinks_a_job_which_cools_down_says_so_where_starts_failed_too() -> None:
     snapshot = a_snapshot([a_job(1)], BIG, held={0: Allocation(3, 3)})
     key = snapshot.jobs[0].key

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from structlog.testing import capture_logs
 from tick.scripted_manager import ScriptedManager
-from tick.world import World
+from tick.world import IgnoresLimits, World
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.daemon_mode import Mode
@@ -869,7 +869,7 @@ def test_consecutive_failures_of_a_version_are_counted_and_shown_until_a_decisio
     ],
 )
 def test_the_guard_changes_a_decision_and_says_why(build, rules, want, constraint) -> None:
-    world = build(rules=rules)
+    world = build(policy=IgnoresLimits(), rules=rules)
     keys = [world.submit(), world.submit()]
     world.tick()
     world.beat()
@@ -881,7 +881,7 @@ def test_the_guard_changes_a_decision_and_says_why(build, rules, want, constrain
 def test_a_job_gets_its_minimum_size_of_a_share_of_the_cluster_that_another_job_has_and_the_share_is_kept(
     build,
 ) -> None:
-    world = build(policy=Drf())
+    world = build(policy=IgnoresLimits())
     share = 4.0
 
     def tick() -> Report:

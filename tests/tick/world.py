@@ -51,6 +51,14 @@ class GivesNothing:
         )
 
 
+class IgnoresLimits(Drf):
+    """A policy that gives jobs more than their limits allow, so that the guard takes it away."""
+
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+        del packing
+        return super().decide(snapshot, Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance()), rng)
+
+
 @dataclass
 class World:
     """Everything a tick needs, and hands to make things happen between ticks."""

@@ -1,4 +1,4 @@
-"""Greedy allocation: jobs get tasks step by step as long as nodes have room, and each a reason why it gets no more."""
+"""Greedy allocation: jobs get tasks as long as nodes and limits have room, and each a reason why it gets no more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
 
 
@@ -69,8 +70,24 @@ class GreedyAllocation:
             floor = floors.get(job.key, NOTHING)
             # The tasks of a floor run already, so the job has them even if they do not fit into the packing again.
             if floor != NOTHING:
-                packing.add(job, floor)
+                packing.add(job, floor, beyond_limits=True)
                 self.give(job, floor)
+
+    def room_key(self, job: Job) -> tuple[frozenset[str] | None, tuple[int, ...]]:
+        """The nodes that a job may use and its limits: jobs with equal ones have room for equal tasks alike."""
+        return self.may_use.get(job.key), self._packing.limits.of(job.key)
+
+    def most(self, job: Job) -> tuple[tuple[str, int], ...]:
+        """The most that its limits allow a job, in thousandths, of resources of which it could have more."""
+        most = self._packing.limits.most(job.key)
+        if not most:
+            return ()
+        largest = dict(job.request.demand_of(job.request.max_size).thousandths)
+        return tuple((name, most[name]) for name in sorted(most) if name in largest and most[name] < largest[name])
+
+    def limited(self, job: Job, step: Allocation) -> Blocked | None:
+        """The limit that leaves too little for more tasks of a job; None if all leave enough."""
+        return self._packing.limits.blocked(job, step)
 
     def next_bundle(self, job: Job) -> Allocation | None:
         """Tasks that ``grow`` would add, whether there is room for them or not."""
@@ -86,7 +103,7 @@ class GreedyAllocation:
         return None if blocked is None else self.refuse(job, blocked.reason(f"next bundle of {step}: {blocked}"))
 
     def add(self, job: Job, step: Allocation) -> Blocked | None:
-        """Give the job tasks, all or none; returns why nodes have no room for them, None if it got them."""
+        """Give the job tasks, all or none; returns why there is no room for them, None if it got them."""
         blocked = self._packing.add(job, step)
         if blocked is None:
             self.give(job, step)
@@ -99,7 +116,7 @@ class GreedyAllocation:
 
     def keep(self, sizes: Sequence[tuple[Job, Allocation]]) -> None:
         """Give jobs tasks that they have already, on their nodes: of each job all, or none if one does not fit."""
-        for (job, size), stays in zip(sizes, self._packing.stay([(job.key, size) for job, size in sizes]), strict=True):
+        for (job, size), stays in zip(sizes, self._packing.stay(sizes), strict=True):
             if stays:
                 self.give(job, size)
 
@@ -149,8 +166,9 @@ class GreedyAllocation:
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it. One that may use some of the
-    nodes only keeps those jobs waiting that may use the same.
+    A job whose tasks are larger than any node is skipped, since waiting would not help it; one that has all that its
+    limits allow keeps no other job waiting. One that may use some of the nodes only keeps those jobs waiting that may
+    use the same.
 
     Parameters
     ----------

@@ -14,8 +14,9 @@ from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobRequest, Role
+from dl2d.core.limit_room import Blocked
 from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.sizes_to_measure import Sampling, candidates
@@ -110,8 +111,8 @@ class GrowingJobs:
         self._known = known
         self._capacity = snapshot.capacity
         self._held = [self.allocation.held[job.key] for job in self.jobs]
-        #: By role and demand: why no node had room for one more such task.
-        self._full: dict[tuple[Role, Resources], Blocked] = {}
+        #: By role, demand and the nodes that jobs may use: why none of these had room for one more such task.
+        self._full: dict[tuple[Role, Resources, frozenset[str] | None], Blocked] = {}
         self._start()
         #: Size of each job now.
         self.sizes = [self.allocation.allocations[job.key] for job in self.jobs]
@@ -124,18 +125,18 @@ class GrowingJobs:
         self._sample()
 
     def add(self, index: int, step: Allocation) -> Blocked | None:
-        """Give a job more tasks, all or none; returns why nodes have no room for them, None if it got them.
+        """Give a job more tasks, all or none; returns why there is no room for them, None if it got them.
 
         Once no node has room for one more task of a demand, none will have it later in this decision, so the packing is
-        not tried again for that demand.
+        not tried again for that demand by jobs that may use the same nodes.
         """
         job = self.jobs[index]
         blocked = (self._full and self.known_full(index, step)) or self.allocation.add(job, step)
         if not blocked:
             self.sizes[index] = self.sizes[index].plus(step)
             return None
-        if step.workers + step.ps == 1:
-            self._full[blocked.role, job.request.demand(blocked.role)] = blocked
+        if step.workers + step.ps == 1 and blocked.constraint is not Constraint.LIMIT:
+            self._full[self._full_key(job, blocked.role)] = blocked
         return blocked
 
     def known_full(self, index: int, step: Allocation) -> Blocked | None:
@@ -146,14 +147,17 @@ class GrowingJobs:
         """
         for role in TASK_ROLES:
             if step.count(role) and self._held[index].count(role) <= self.sizes[index].count(role):
-                blocked = self._full.get((role, self.jobs[index].request.demand(role)))
+                blocked = self._full.get(self._full_key(self.jobs[index], role))
                 if blocked is not None:
                     return blocked
         return None
 
+    def _full_key(self, job: Job, role: Role) -> tuple[Role, Resources, frozenset[str] | None]:
+        return role, job.request.demand(role), self.allocation.may_use.get(job.key)
+
     def _start(self) -> None:
         """Give every job its minimum, in submit order."""
-        refused: dict[tuple[Resources, Resources, Allocation], Reason] = {}
+        refused: dict[tuple[object, ...], Reason] = {}
         for job, held in zip(self.jobs, self._held, strict=True):
             if self.allocation.allocations[job.key] != NOTHING:
                 continue
@@ -163,12 +167,12 @@ class GrowingJobs:
             step = self.allocation.next_bundle(job)
             assert step is not None, "a job without tasks has a next bundle: its minimum"
             # Room only decreases: if it was too little for one job, it is for the next with the same demands.
-            key = (job.request.worker, job.request.ps, step)
+            key = (job.request.worker, job.request.ps, step, self.allocation.room_key(job))
             if held == NOTHING and key in refused:
                 self.allocation.refuse(job, refused[key])
             elif (stopped := self.allocation.grow(job)) is not None:
                 refused[key] = stopped
-                if self._end_at_first_failure:
+                if self._end_at_first_failure and stopped.constraint is not Constraint.LIMIT:
                     self.ended = ended_at(job)
 
     def _group(self, job: Job) -> JobGroup | None:
@@ -220,9 +224,11 @@ class GrowingJobs:
 
         ``crowded`` has the keys of jobs for which there was none, and is extended.
         """
-        kind, request, now = self._kind(index), self.jobs[index].request, self.sizes[index]
+        kind, job, now = self._kind(index), self.jobs[index], self.sizes[index]
+        request = job.request
         possible = [size for size in kind.to_sample(request) if size.covers(now)]
-        key = (kind.kind, kind.sampling.sizes, now, request.bounds, request.worker, request.ps)
+        key = (kind.kind, kind.sampling.sizes, now, request.bounds, request.worker, request.ps,
+               self.allocation.room_key(job))  # fmt: skip
         holds_no_more = now.covers(self._held[index])
         if holds_no_more and key in crowded:
             return False

@@ -14,7 +14,8 @@ import numpy as np
 
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 
 
@@ -214,7 +215,7 @@ class FirstNodeOnlyPacking:
     def _remove(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
         for index, tasks in placed.items():
             for role, node in tasks:
-                self._packing.remove(node, jobs[index].request.demand(role))
+                self._packing.remove(node, jobs[index].request.demand(role), jobs[index].key)
 
     def _commit(self, jobs: Sequence[Job], placed: dict[int, list[tuple[Role, str]]]) -> None:
         """Give the jobs the placed tasks; workers beyond a count that a job may have are removed from the packing."""

@@ -14,11 +14,12 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from dl2d.core.array_types import Floats, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, version_of
@@ -37,13 +38,17 @@ from dl2d.policies.dl2.pareto_frontier import (
     task_weight,
 )
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
-from dl2d.policies.dl2.size_search import choose_sizes
+from dl2d.policies.dl2.size_search import JobLimits, choose_sizes
 from dl2d.policies.dl2.speed_predictions import CheckpointSpeeds, Predictions
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_time import samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
+#: Thousandths by resource.
+Amounts = tuple[tuple[str, int], ...]
+#: What a job that is in no limit may have more, in thousandths.
+_UNLIMITED: Final = 1 << 62
 #: Maximum number of steps of a job that are reported as alternatives.
 _MAX_ALTERNATIVES: Final = 3
 
@@ -55,8 +60,8 @@ class Dl2:
 
     1. Speeds of each job at each size are predicted (``predictions``).
     2. Of the sizes that a job may have, those on its Pareto frontier are kept (``pareto_frontier``).
-    3. Within the total resources of the cluster, jobs are enlarged step by step; the step with the highest score is
-       made next (``size_search``, ``scoring``).
+    3. Within the total resources of the cluster and the limits of the jobs, these are enlarged step by step; the step
+       with the highest score is made next (``size_search``, ``scoring``).
     4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4
        are done once more for the other jobs.
 
@@ -167,10 +172,11 @@ class Dl2:
             floor = allocation.allocations[job.key]
             # Where a resize costs nothing, it does not matter what the job has.
             held = allocation.held[job.key] if self._parameters.resize_seconds else NOTHING
-            key = (*frontier_key(inputs.request), inputs.own_measurements, inputs.optimism, floor, held)
+            most = allocation.most(job)
+            key = (*frontier_key(inputs.request), inputs.own_measurements, inputs.optimism, floor, held, most)
             grid_index = grid_indices.setdefault(key, len(grid_indices))
             if grid_index == len(grids):
-                grids.append(self._grid(predictions.speeds(inputs), inputs.request, floor, held, cluster))
+                grids.append(self._grid(predictions.speeds(inputs), inputs.request, floor, held, most, cluster))
             grid_of_jobs.append(grid_index)
         frontiers: list[ParetoFrontier] = []
         frontier_indices: dict[int, int] = {}
@@ -181,9 +187,21 @@ class Dl2:
         return frontiers, [frontier_indices.get(grid_index) for grid_index in grid_of_jobs]
 
     def _grid(
-        self, speeds: Floats, request: JobRequest, floor: Allocation, held: Allocation, cluster: _Cluster
+        self,
+        speeds: Floats,
+        request: JobRequest,
+        floor: Allocation,
+        held: Allocation,
+        most: Amounts,
+        cluster: _Cluster,
     ) -> SizeGrid:
-        """Speeds and demands of a job at all sizes, where every size except the one that it has costs a resize."""
+        """Speeds and demands of a job at all sizes, where every size except the one that it has costs a resize.
+
+        Parameters
+        ----------
+        most
+            The most that its limits allow it, of resources of which it could have more.
+        """
         parameters = self._parameters
         speeds = speeds_in_next_slot(speeds, held, parameters.resize_seconds / parameters.slot_seconds)
         return SizeGrid(
@@ -191,7 +209,7 @@ class Dl2:
             worker=request.worker.in_order(cluster.names),
             ps=request.ps.in_order(cluster.names),
             capacity=cluster.capacity.tolist(),
-            allowed=allowed_sizes(request),
+            allowed=allowed_sizes(request) & _within(most, request) if most else allowed_sizes(request),
             base=floor,
             current=held if can_keep(speeds, held) else None,
         )
@@ -209,14 +227,19 @@ class Dl2:
         frontier_of = cluster_jobs.frontier[0]
         task_weights = cluster.task_weights(jobs)
         bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
-        positions = choose_sizes(frontiers, cluster_jobs, bases, cluster.free(packing), weights)
+        positions = choose_sizes(
+            frontiers, cluster_jobs, bases, cluster.free(packing), weights, limits=cluster.limits(jobs, packing)
+        )  # fmt: skip
         blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
         if blocked:
             unblocked = cluster_jobs.takes_part.copy()
             unblocked[0, list(blocked)] = False
             # The factors "load" and "relative" keep the values of all jobs, so scores do not change between the rounds.
             others = replace(cluster_jobs, takes_part=unblocked)
-            positions = choose_sizes(frontiers, others, positions, cluster.free(packing), weights, only_larger=True)
+            positions = choose_sizes(
+                frontiers, others, positions, cluster.free(packing), weights,
+                only_larger=True, limits=cluster.limits(jobs, packing),
+            )  # fmt: skip
             # Size 0: blocked jobs get no more tasks.
             sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
             blocked |= packer.give(jobs, sizes, task_weights)
@@ -226,7 +249,8 @@ class Dl2:
             if size == job.request.max_size:
                 reason = Reason(Constraint.SATISFIED, f"has its maximum of {size}")
             else:
-                reason = _reason(steps, index, size, blocked.get(index), cluster, free)
+                limited = _limit_reason(allocation, job, steps, index) if index not in blocked else None
+                reason = limited or _reason(steps, index, size, blocked.get(index), cluster, free)
             allocation.refuse(job, reason)
         return {job.key: steps.alternatives(index) for index, job in enumerate(jobs)}
 
@@ -263,6 +287,25 @@ class _Cluster(NamedTuple):
     def free(self, packing: Packing) -> Ints:
         """Free resources of all nodes that accept tasks, shape (1, R)."""
         return np.array([packing.left().in_order(self.names)], dtype=np.int64)
+
+    def limits(self, jobs: Sequence[Job], packing: Packing) -> JobLimits | None:
+        """The limits of these jobs, as far as they leave something; None if no job is in a limit."""
+        numbers = [packing.limits.of(job.key) for job in jobs]
+        if not any(numbers):
+            return None
+        left: list[int] = []
+        indices: dict[int, list[tuple[int, int]]] = {}
+        for number in sorted(set[int]().union(*numbers)):
+            amounts = [(name, amount) for name, amount in packing.limits.left(number).items() if name in self.names]
+            indices[number] = [(len(left) + place, self.names.index(name)) for place, (name, _) in enumerate(amounts)]
+            left += [max(amount, 0) for _, amount in amounts]
+        of_jobs = [[pair for number in each for pair in indices[number]] for each in numbers]
+        padded = np.zeros((len(jobs), max(map(len, of_jobs)), 2), dtype=np.int64)
+        padded[..., 0] = len(left)
+        for row, pairs in zip(padded, of_jobs, strict=True):
+            if pairs:
+                row[: len(pairs)] = pairs
+        return JobLimits(np.array([*left, _UNLIMITED], dtype=np.int64), padded[..., 0], padded[..., 1])
 
     def task_weights(self, jobs: Sequence[Job]) -> Floats:
         """Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2)."""
@@ -317,6 +360,27 @@ class _NextSteps(NamedTuple):
         return self._size_at(index, after), speed_up, need[after] - need[before]
 
 
+def _within(most: Amounts, request: JobRequest) -> Bools:
+    """Whether each size takes no more than this of each resource; shape (max_ps + 1, max_workers + 1)."""
+    names = [name for name, _ in most]
+    worker, ps = (np.array(demand.in_order(names), dtype=np.int64) for demand in (request.worker, request.ps))
+    more_ps, more_workers = np.indices((request.max_ps + 1, request.max_workers + 1))
+    taken = more_workers[..., None] * worker + more_ps[..., None] * ps
+    return np.asarray((taken <= np.array([amount for _, amount in most], dtype=np.int64)).all(axis=2))
+
+
+def _limit_reason(allocation: GreedyAllocation, job: Job, steps: _NextSteps, index: int) -> Reason | None:
+    """Reason of a job whose limits leave too little for its next step; None if it has another one."""
+    size = allocation.allocations[job.key]
+    if np.isfinite(steps.scores[index]).any():
+        step = steps.best_step(index)[0].beyond(size)
+    else:
+        bundle = allocation.next_bundle(job) if allocation.most(job) else None
+        step = bundle or NOTHING
+    limit = None if step == NOTHING else allocation.limited(job, step)
+    return None if limit is None else limit.reason(f"next step of {step}: {limit}")
+
+
 def _reason(
     steps: _NextSteps, index: int, size: Allocation, blocked: Blocked | None, cluster: _Cluster, free: Ints
 ) -> Reason:
@@ -356,7 +420,8 @@ def _reason(
 def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:
     """Give a job for which no size is possible its minimum size, if there is room for it."""
     size = allocation.allocations[job.key]
-    no_size = "no size that fits in the cluster has a predicted speed above 0"
+    allowed = "its limits allow and that " if allocation.most(job) else ""
+    no_size = f"no size that {allowed}fits in the cluster has a predicted speed above 0"
     if size != NOTHING:
         allocation.refuse(job, Reason(Constraint.FLOOR, f"keeps {size}: {no_size}"))
     elif allocation.grow(job) is None:

@@ -2,8 +2,8 @@
 
 In each slot all sizes are chosen anew. Every job begins with its base: nothing, or its floor. Then, again and again,
 one job makes a step to a size at which it is faster: the step with the highest score (``dl2d.policies.dl2.scoring``) of
-all jobs' steps for which the cluster, taken as a whole, has resources left. It ends when there is none. Sizes are
-chosen in N clusters at once.
+all jobs' steps for which the cluster, taken as a whole, and the limits of the job have resources left. It ends when
+there is none. Sizes are chosen in N clusters at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 
 
+class JobLimits(NamedTuple):
+    """L limits on what some jobs of one cluster hold together, each of one resource; M limits of a job at most."""
+
+    #: What the limits leave beyond the bases, shape (L + 1,); the last one stands for no limit.
+    left: Ints
+    #: Limits of each job, as indices in ``left``, shape (J, M).
+    limit: Ints
+    #: Resource of each of these, shape (J, M).
+    resource: Ints
+
+
 def choose_sizes(
     frontiers: FrontierArrays,
     cluster_jobs: ClusterJobs,
@@ -25,6 +36,7 @@ def choose_sizes(
     weights: Floats,
     *,
     only_larger: bool = False,
+    limits: JobLimits | None = None,
 ) -> Ints:
     """Make the step with the highest score of those for which there are resources, until there is none.
 
@@ -38,12 +50,16 @@ def choose_sizes(
         Shape (N, weights), or (1, weights) for all alike.
     only_larger
         Make only steps to sizes that have no fewer workers and no fewer PSs.
+    limits
+        Limits of the jobs, where there is one cluster (N = 1).
 
     Returns
     -------
     Position of each job in the end, shape (N, J).
     """
-    search = _Search(frontiers, cluster_jobs, positions.copy(), free.copy(), weights, only_larger=only_larger)
+    search = _Search(
+        frontiers, cluster_jobs, positions.copy(), free.copy(), weights, only_larger=only_larger, limits=limits
+    )  # fmt: skip
     unplanned = search.all_jobs
     while len(unplanned):
         search.plan(unplanned)
@@ -91,10 +107,12 @@ class _Search:
         weights: Floats,
         *,
         only_larger: bool,
+        limits: JobLimits | None,
     ) -> None:
         self.positions, self._free = positions, free
         self._frontiers, self._cluster_jobs, self._weights = frontiers, cluster_jobs, weights
         self._only_larger = only_larger
+        self._limits = None if limits is None else limits._replace(left=limits.left.copy())
         #: Cluster and index in it of each job that takes part, shape (jobs,).
         self._clusters, self._jobs = np.nonzero(cluster_jobs.takes_part)
         self._frontier = cluster_jobs.frontier[self._clusters, self._jobs]
@@ -125,14 +143,21 @@ class _Search:
         first = np.searchsorted(clusters, clusters)  # index of the first step in the cluster of each
         taken = _running_sums(need, first)
         lacking: Bools = np.asarray((taken > self._free[clusters]).any(axis=1))
+        if self._limits is not None:
+            lacking |= self._exceeds_limits(steps.job, need, added_up=True)
         is_made = _running_sums(lacking, first) == 0
         made = steps.take(is_made)
         clusters = self._clusters[made.job]
         # Assignments at repeated indices: the last step of each cluster, and of each job, counts.
         self._free[clusters] = self._free[clusters] - taken[is_made]
         self.positions[clusters, self._jobs[made.job]] = made.after
+        if self._limits is not None:
+            limit, amounts = self._in_limits(made.job, need[is_made])
+            np.subtract.at(self._limits.left, limit, amounts)
         remaining = steps.take(~is_made)
         lacking = np.asarray((need[~is_made] > self._free[self._clusters[remaining.job]]).any(axis=1))
+        if self._limits is not None:
+            lacking |= self._exceeds_limits(remaining.job, need[~is_made], added_up=False)
         _, next_steps = np.unique(remaining.job, return_index=True)
         stopped: Ints = remaining.job[next_steps[lacking[next_steps]]]
         remaining = remaining.take(~np.isin(remaining.job, stopped))
@@ -152,11 +177,34 @@ class _Search:
         available = self._free[clusters] + frontiers.need[frontier, position]
         for resource in range(available.shape[1]):
             possible &= frontiers.need[frontier, :, resource] <= available[:, resource, None]
+        if self._limits is not None:
+            limits, indices = self._limits, self._jobs[jobs]
+            for limit, resource in zip(limits.limit[indices].T, limits.resource[indices].T, strict=True):
+                available = limits.left[limit] + frontiers.need[frontier, position, resource]
+                possible &= frontiers.need[frontier, :, resource] <= available[:, None]
         if self._only_larger:
             possible &= (frontiers.sizes[frontier] >= frontiers.sizes[frontier, position][:, None]).all(axis=2)
         scores = np.where(possible, scores, -np.inf)
         best: Ints = scores.argmax(axis=1)
         return scores[np.arange(len(best)), best], best
+
+    def _in_limits(self, jobs: Ints, need: Ints) -> tuple[Ints, Ints]:
+        """The limits of the job of each of S steps, and what the step takes of them; each of shape (S, M)."""
+        assert self._limits is not None, "there are limits"
+        indices = self._jobs[jobs]
+        return self._limits.limit[indices], np.take_along_axis(need, self._limits.resource[indices], axis=1)
+
+    def _exceeds_limits(self, jobs: Ints, need: Ints, *, added_up: bool) -> Bools:
+        """Whether each of S steps takes more than a limit of its job leaves, with those before it or alone; (S,)."""
+        assert self._limits is not None, "there are limits"
+        limit, amounts = self._in_limits(jobs, need)
+        if added_up:
+            order = np.argsort(limit, axis=None, kind="stable")
+            by_limit = limit.reshape(-1)[order]
+            sums = _running_sums(amounts.reshape(-1)[order], np.searchsorted(by_limit, by_limit))
+            amounts = amounts.copy()
+            amounts.reshape(-1)[order] = sums
+        return np.asarray((amounts > self._limits.left[limit]).any(axis=1))
 
 
 def _running_sums(values: Ints | Bools, first: Ints) -> Ints:

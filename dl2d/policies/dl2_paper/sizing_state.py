@@ -19,7 +19,8 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2_paper.exploration import drawn_size
@@ -33,6 +34,8 @@ from dl2d.policies.dl2_paper.observation import (
 #: What the actions of a job give it.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
 _BUNDLE: Final = 2
+#: Why a job has no room for its minimum size although others may have.
+_OF_THE_JOB_ALONE: Final = (Constraint.INFEASIBLE, Constraint.LIMIT)
 
 
 class Sizing:
@@ -62,7 +65,7 @@ class Sizing:
         self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
         self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
         #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
-        self._kinds: dict[tuple[Resources, Resources, Allocation, JobKey | None], int] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
         self.closed: set[int] = set()
         #: Why there is no room for the minimum size of jobs that have none, by kind.
         self._starts: dict[int, Reason | None] = {}
@@ -103,11 +106,12 @@ class Sizing:
     def kinds(self, job: Job) -> list[int]:
         """Kinds of a job's three steps: steps of one kind have room alike.
 
-        They are of one kind where both tasks ask for the same and as many are added; but a job whose own tasks run,
-        and may be taken up again, has kinds of its own.
+        They are of one kind where both tasks ask for the same, as many are added, and the jobs have the same limits and
+        may use the same nodes; but a job whose own tasks run, and may be taken up again, has kinds of its own.
         """
         own = job.key if self.filling.held.get(job.key, NOTHING) != NOTHING else None
-        asked = [(job.request.worker, job.request.ps, step, own) for step in self.steps(job)]
+        room = self.filling.room_key(job)
+        asked = [(job.request.worker, job.request.ps, step, own, room) for step in self.steps(job)]
         return [self._kinds.setdefault(kind, len(self._kinds)) for kind in asked]
 
     def look(self, jobs: Sequence[Job]) -> None:
@@ -131,7 +135,7 @@ class Sizing:
         return blocked is None
 
     def _add(self, job: Job, step: Allocation) -> Blocked | None:
-        """Give a job tasks, all or none; returns why nodes have no room for them, None if it got them."""
+        """Give a job tasks, all or none; returns why there is no room for them, None if it got them."""
         blocked = self.filling.add(job, step)
         if blocked is not None:
             return blocked
@@ -149,7 +153,10 @@ class Sizing:
         has, kinds = self.filling.allocations[job.key], self.kinds(job)
         if has != NOTHING:
             left = [kind for step, kind in zip(STEPS, kinds, strict=True) if grows(job, has, step)]
-            return self.reasons.get(job.key) if left and self.closed.issuperset(left) else None
+            if not left or not self.closed.issuperset(left):
+                return None
+            limit = self.filling.limited(job, self.steps(job)[kinds.index(left[0])])
+            return self.reasons.get(job.key) or (None if limit is None else limit.reason(f"next step: {limit}"))
         kind = kinds[_BUNDLE]
         if kind not in self._starts:
             least = self._least[job.key]
@@ -170,14 +177,14 @@ class Sizing:
         return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
 
     def _give_bundles(self) -> None:
-        """Give each elastic job in turn its minimum size, until one has no room.
+        """Give each elastic job in turn its minimum size, until nodes have no room for one.
 
         A job that runs at a fixed size waits for room for all of that.
         """
         for job in self._snapshot.jobs:
             if job.static or self.steps(job) is STEPS:
                 continue
-            if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint is not Constraint.INFEASIBLE:
+            if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
                 return
 
 

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
-from dl2d.core.packing import Blocked, Packing
+from dl2d.core.limit_room import Blocked
+from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop

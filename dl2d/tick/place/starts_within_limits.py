@@ -18,7 +18,7 @@ from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
 from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.resize_guard_limits import LimitScope, limit_text, limits_of
+from dl2d.tick.shared_limits import LimitScope, limit_text, limits_of
 from dl2d.tick.tick_context import GuardRules
 
 #: Why a start waits until another task of its job and role has left.

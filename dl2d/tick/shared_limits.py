@@ -1,0 +1,135 @@
+"""Limits on what jobs hold together, for policies and the guard: the site's and the resource manager's. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
+from dl2d.core.jobs import JobKey, Owner
+from dl2d.core.resource_manager import TASKS, GrowthLimit
+from dl2d.core.resources import Resources
+from dl2d.tick.tick_context import GuardRules
+
+
+class LimitScope(StrEnum):
+    """Whose jobs a limit of the site counts together; the value comes before their name in the limit's text."""
+
+    USER = "of"
+    ACCOUNT = "of account"
+    PARTITION = "in partition"
+
+
+def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[LimitScope, str, Resources], ...]:
+    """The limits that jobs of an owner share with others: scope, name of the user, account or partition, and limit."""
+    return (
+        (LimitScope.USER, owner.user, rules.per_user),
+        (LimitScope.ACCOUNT, owner.account, rules.per_account),
+        # Its tasks may run in several.
+        *((LimitScope.PARTITION, name, rules.per_partition) for name in owner.partition.split(",")),
+    )
+
+
+def limit_text(scope: LimitScope, name: str, limit: Resources) -> str:
+    """A limit in words."""
+    return f"jobs {scope} {name} may hold {limit} together"
+
+
+def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLimit]:
+    """What the site's limits leave the jobs besides what they have."""
+    limits, found = site_limits(snapshot, rules), []
+    held, by_key = (snapshot.held(), {job.key: job for job in snapshot.jobs}) if limits else ({}, {})
+    for limit in limits:
+        jobs = [by_key[key] for key in limit.jobs]
+        has = Resources.total(job.request.demand_of(held[job.key]) for job in jobs)
+        left = {name: most / 1000 - has.get(name) for name, most in limit.most}
+        found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit.text))
+    return found
+
+
+def limits_for_policies(
+    snapshot: Snapshot, rules: GuardRules, growth_limits: Collection[GrowthLimit], *, silent: Collection[JobKey] = ()
+) -> tuple[SharedLimit, ...]:
+    """The limits of the jobs of a snapshot as a policy sees them (``Snapshot.limits``).
+
+    Jobs whose coordinator is ``silent`` are in none: they keep what they have, and the others have the remainder. Where
+    jobs have more than the resource manager allows by now, they keep it, and the guard decides whether they yield to
+    others. So a policy may give each of them what it has, or its minimum size, and no more. Limits on the number of
+    tasks are the guard's alone.
+    """
+    limits = site_limits(snapshot, rules)
+    of_manager = [
+        replace(limit, most=of_resources)
+        for limit in manager_limits(snapshot, growth_limits)
+        if (of_resources := tuple(bound for bound in limit.most if bound[0] != TASKS))
+    ]
+    if not limits and not of_manager:
+        return ()
+    held = snapshot.held()
+    has = {job.key: job.request.demand_of(held[job.key]) for job in snapshot.jobs}
+    smallest = {job.key: job.request.demand_of(job.request.min_size) for job in snapshot.jobs}
+    for limit in of_manager:
+        together = dict(Resources.total(has[key] for key in limit.jobs).thousandths)
+        excess = {name for name, amount in limit.most if together.get(name, 0) > max(amount, 0)}
+        if not excess:
+            limits.append(limit)
+            continue
+        if len(excess) < len(limit.most):
+            limits.append(replace(limit, most=tuple(bound for bound in limit.most if bound[0] not in excess)))
+        for key in limit.jobs:
+            most = dict(has[key].maximum(smallest[key]).thousandths)
+            limits.append(SharedLimit((key,), tuple((name, most.get(name, 0)) for name in sorted(excess)), limit.text))
+    return tuple(without_jobs(limits, {key: has[key] for key in silent if key in has}))
+
+
+def without_jobs(limits: Iterable[SharedLimit], kept: Mapping[JobKey, Resources]) -> Iterator[SharedLimit]:
+    """The limits for the other jobs, where some hold what they keep; without limits that no other job is in."""
+    for limit in limits:
+        theirs = dict(Resources.total(kept[job] for job in limit.jobs if job in kept).thousandths)
+        others = tuple(job for job in limit.jobs if job not in kept)
+        if others:
+            most = tuple((name, amount - theirs.get(name, 0)) for name, amount in limit.most)
+            yield replace(limit, jobs=others, most=most)
+
+
+def site_limits(snapshot: Snapshot, rules: GuardRules) -> list[SharedLimit]:
+    """The site's limits: those of users first, and those of partitions last."""
+    if not any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition)):
+        return []
+    members: dict[LimitScope, dict[str, list[JobKey]]] = {scope: defaultdict(list) for scope in LimitScope}
+    limits: dict[LimitScope, Resources] = {}
+    for job in snapshot.jobs:
+        for scope, name, limit in limits_of(job.owner, rules):
+            if name and limit.thousandths:
+                members[scope][name].append(job.key)
+                limits[scope] = limit
+    return [
+        SharedLimit(tuple(keys), limits[scope].thousandths, limit_text(scope, name, limits[scope]))
+        for scope, by_name in members.items()
+        for name, keys in by_name.items()
+    ]
+
+
+def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -> list[SharedLimit]:
+    """The resource manager's limits: what their jobs have, and what is left to them besides.
+
+    Tasks that do not run yet count as growth. The jobs may have more than a limit allows by now.
+    """
+    if not growth_limits:
+        return []
+    by_anchor = {job.anchor: (number, job.key) for number, job in enumerate(snapshot.jobs)}
+    tasks_of: dict[JobKey, list[Task]] = defaultdict(list)
+    for task in snapshot.tasks:
+        tasks_of[task.job].append(task)
+    limits = []
+    for limit in growth_limits:
+        members = [key for _, key in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
+        tasks = [task for key in members for task in tasks_of[key]]
+        running = [task.demand for task in tasks if task.state is not TaskState.ASKED]
+        runs = {**dict(Resources.total(running).thousandths), TASKS: 1000 * len(running)}
+        allowed = [(name, runs.get(name, 0) + round(1000 * left)) for name, left in sorted(limit.left.items())]
+        if members:
+            limits.append(SharedLimit(tuple(members), tuple(allowed), limit.reason))
+    return limits
