@@ -1,14 +1,15 @@
 """How long one decision takes, from small clusters to large ones, and how that grows.
 
     python benchmarks/decision_time.py [--jobs 250 1000 4000 16000] [--policies fifo drf ...] [--running] [--repeats 3]
-        [--room scarce plentiful]
+        [--room scarce plentiful] [--users 0]
 
 Every job is new, or with `--running` has what a first decision gave it, and asks for workers and PSs of one of two
 shapes; there are 2.5 nodes a job, as in Optimus' 4,000 jobs on 10,000 nodes (Peng et al., EuroSys 2018: 5 s). Where
 room is scarce a node holds 4 tasks, and a job may have 8 of each role; where it is plentiful a node holds 8 (10,000
 nodes: 80,000 tasks), and a job may have 16. Jobs could use more than there is, so each ends with a reason. They are of
 six model types with speeds of their own; `optimus` and `lookahead` fit them to some measured sizes, `optimus-true` and
-`lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. A time is that of
+`lookahead-true` are told, and `optimus-loss` fits 32 losses of each job as well. With `--users` so many users have the
+jobs by turns, and each may hold half as many GPUs as there are for a user. A time is that of
 `Packing.for_decision` and `Policy.decide` together, without collection of garbage as in the daemon, the least of the
 repeats.
 """
@@ -27,7 +28,7 @@ from harness import options_of, show
 from msgspec import structs
 from numpy.typing import NDArray
 
-from dl2d.core.cluster import Node, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState
 from dl2d.core.measured_losses import MAX_LOSSES, LossPoint, MeasuredLoss
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
@@ -65,8 +66,8 @@ class Known:
         return self._grids[key]
 
 
-def snapshot(jobs: int, room: str) -> Snapshot:
-    """A full queue and an empty cluster."""
+def snapshot(jobs: int, room: str, users: int) -> Snapshot:
+    """A full queue and an empty cluster; each of so many users may hold half of their share of the GPUs."""
     amount, most = ROOM[room]
     shapes = [
         make_request(
@@ -92,12 +93,24 @@ def snapshot(jobs: int, room: str) -> Snapshot:
     )
     curve = tuple(LossPoint(epoch / 64, 1 / (0.1 * epoch + 1) + 0.2) for epoch in range(MAX_LOSSES))
     losses = tuple(MeasuredLoss(job.key, curve) for job in queue)
-    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses)
+    limits = tuple(
+        SharedLimit(
+            tuple(job.key for job in queue[user::users]), (("gpu", 1000 * amount * len(nodes) // (2 * users)),),
+            f"limit of user {user}",
+        )
+        for user in range(users)
+    )  # fmt: skip
+    return Snapshot(0.0, 1, nodes, queue, (), speeds=speeds, losses=losses, limits=limits)
+
+
+def packing_of(seen: Snapshot) -> Packing:
+    """What a policy packs into."""
+    return Packing.for_decision(seen.nodes, seen.tasks, LoadBalance(), limits=seen.limits)
 
 
 def running(policy: Policy, seen: Snapshot) -> Snapshot:
     """The same cluster after a first decision: its tasks run where they were placed."""
-    decision = policy.decide(seen, Packing.for_decision(seen.nodes, (), LoadBalance()), np.random.default_rng(0))
+    decision = policy.decide(seen, packing_of(seen), np.random.default_rng(0))
     plan = place(seen, decision, LoadBalance())
     tasks = tuple(
         Task(
@@ -120,7 +133,7 @@ def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:
     for _ in range(repeats):
         with gc_paused():
             begin = time.perf_counter()
-            policy.decide(seen, Packing.for_decision(seen.nodes, seen.tasks, LoadBalance()), np.random.default_rng(0))
+            policy.decide(seen, packing_of(seen), np.random.default_rng(0))
             times.append(time.perf_counter() - begin)
     return min(times)
 
@@ -140,12 +153,20 @@ def contenders() -> dict[str, Callable[[], Policy]]:
 def main() -> None:
     there = contenders()
     options = options_of(
-        __doc__, jobs=[250, 1000, 4000, 16000], policies=list(there), room=list(ROOM), running=False, repeats=3
+        __doc__,
+        jobs=[250, 1000, 4000, 16000],
+        policies=list(there),
+        room=list(ROOM),
+        running=False,
+        repeats=3,
+        users=0,
     )
     for name, room in itertools.product(options.policies, options.room):
         policy, before = there[name](), 0.0
         for jobs in options.jobs:
-            seen = running(policy, snapshot(jobs, room)) if options.running else snapshot(jobs, room)
+            seen = snapshot(jobs, room, options.users)
+            if options.running:
+                seen = running(policy, seen)
             took = seconds(policy, seen, options.repeats)
             growth = took / jobs / before if before else None
             before = took / jobs

@@ -135,17 +135,19 @@ class _Search:
         self._planned = joined.take(np.argsort(joined.job, kind="stable"))
 
     def make_steps(self) -> Ints:
-        """Make planned steps up to the first, in each cluster, that lacks resources; returns jobs to plan anew."""
+        """Make planned steps, in each cluster and limit up to the first that lacks resources.
+
+        Returns the jobs to plan anew.
+        """
         # Steps with equal scores stay in the order of jobs and of each job's steps.
         steps = self._planned.take(np.lexsort((-self._planned.least_score, self._clusters[self._planned.job])))
         clusters, frontier = self._clusters[steps.job], self._frontier[steps.job]
         need = self._frontiers.need[frontier, steps.after] - self._frontiers.need[frontier, steps.before]
         first = np.searchsorted(clusters, clusters)  # index of the first step in the cluster of each
-        taken = _running_sums(need, first)
+        waits = self._wait_for_limits(steps.job, need)
+        taken = _running_sums(np.where(waits[:, None], 0, need), first)
         lacking: Bools = np.asarray((taken > self._free[clusters]).any(axis=1))
-        if self._limits is not None:
-            lacking |= self._exceeds_limits(steps.job, need, added_up=True)
-        is_made = _running_sums(lacking, first) == 0
+        is_made = ~waits & (_running_sums(lacking & ~waits, first) == 0)
         made = steps.take(is_made)
         clusters = self._clusters[made.job]
         # Assignments at repeated indices: the last step of each cluster, and of each job, counts.
@@ -157,7 +159,7 @@ class _Search:
         remaining = steps.take(~is_made)
         lacking = np.asarray((need[~is_made] > self._free[self._clusters[remaining.job]]).any(axis=1))
         if self._limits is not None:
-            lacking |= self._exceeds_limits(remaining.job, need[~is_made], added_up=False)
+            lacking |= self._exceeds_limits(remaining.job, need[~is_made])
         _, next_steps = np.unique(remaining.job, return_index=True)
         stopped: Ints = remaining.job[next_steps[lacking[next_steps]]]
         remaining = remaining.take(~np.isin(remaining.job, stopped))
@@ -194,16 +196,28 @@ class _Search:
         indices = self._jobs[jobs]
         return self._limits.limit[indices], np.take_along_axis(need, self._limits.resource[indices], axis=1)
 
-    def _exceeds_limits(self, jobs: Ints, need: Ints, *, added_up: bool) -> Bools:
-        """Whether each of S steps takes more than a limit of its job leaves, with those before it or alone; (S,)."""
+    def _wait_for_limits(self, jobs: Ints, need: Ints) -> Bools:
+        """Whether each of S steps is not made now: it takes more than a limit of its job leaves besides the steps
+        before it, or such a step of a job in the same limit, or of the same job, comes before it. Shape (S,).
+        """
+        if self._limits is None:
+            return np.zeros(len(jobs), dtype=bool)
+        limit, amounts = self._in_limits(jobs, need)
+        by_limit = np.argsort(limit, axis=None, kind="stable")
+        limit_of_each, first = limit.flat[by_limit], np.searchsorted(limit.flat[by_limit], limit.flat[by_limit])
+        exceeds: Bools = _running_sums(amounts.flat[by_limit], first) > self._limits.left[limit_of_each]
+        waits = np.zeros(limit.shape, dtype=bool)
+        waits.flat[by_limit] = _running_sums(exceeds, first) > 0
+        by_job = np.argsort(jobs, kind="stable")
+        first = np.searchsorted(jobs[by_job], jobs[by_job])
+        found = np.zeros(len(jobs), dtype=bool)
+        found[by_job] = _running_sums(np.asarray(waits.any(axis=1))[by_job], first) > 0
+        return found
+
+    def _exceeds_limits(self, jobs: Ints, need: Ints) -> Bools:
+        """Whether each of S steps alone takes more than a limit of its job leaves. Shape (S,)."""
         assert self._limits is not None, "there are limits"
         limit, amounts = self._in_limits(jobs, need)
-        if added_up:
-            order = np.argsort(limit, axis=None, kind="stable")
-            by_limit = limit.reshape(-1)[order]
-            sums = _running_sums(amounts.reshape(-1)[order], np.searchsorted(by_limit, by_limit))
-            amounts = amounts.copy()
-            amounts.reshape(-1)[order] = sums
         return np.asarray((amounts > self._limits.left[limit]).any(axis=1))
 
 
