@@ -661,6 +661,9 @@ def test_a_task_keeps_the_tag_that_its_user_removes(slurm: FakeSlurm, manager_on
         unlisted = live_task("1", mark, submitted=0, asked_at=asked_at)
         assert listed(unlisted, ReqNodes="n1") == (mark, True)
         assert listed(unlisted, Comment=mark) == (mark, True)
+        for other in ("dl2:fake.12.9:worker-2", "dl2:fake.99.9:ps-1"):
+            assert listed(unlisted, ReqNodes="n1", Comment=other) == (mark, True)
+            assert listed(unlisted, ReqNodes="n2", Comment=other)[0] != mark
     later = live_task("1", mark, submitted=0, asked_at=1795253993.7)
     assert listed(later, ReqNodes="n1") == ("", False)
 
@@ -682,8 +685,12 @@ def test_a_job_that_got_the_id_of_a_task_again_is_not_the_task(
     slurm.answer(
         "squeue", rows=[job_row(12), job_row(13, UserName=again.get("UserName", "alice")), job_row(1, **again)]
     )
-    (found,) = (job for job in manager_on().listing(tasks=[lost]).jobs if job.handle == "1")
-    assert found.tag == again.get("Comment", "")
+    unlisted = {"submitted": 0, "asked_at": 1795253930.0}
+    for handle in ("1", ""):
+        others = [live_task(handle, again["Comment"], **unlisted)] if "Comment" in again else []
+        for tasks in ([*others, lost], [lost, *others]):
+            (found,) = (job for job in manager_on().listing(tasks=tasks).jobs if job.handle == "1")
+            assert found.tag == again.get("Comment", "")
 
 
 def test_of_a_job_array_only_the_task_that_was_meant_is_cancelled(

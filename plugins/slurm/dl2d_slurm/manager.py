@@ -169,7 +169,9 @@ class SlurmManager:
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """See ``ResourceManager``. docs/slurm.md has the table of what is asked of Slurm, and when."""
         if tasks is not None:
-            before, self._tasks = self._tasks, {task.handle or task.tag: task for task in tasks}
+            # An id that slurmctld has given again is that of the later task.
+            in_order = sorted(tasks, key=lambda task: task.asked_at)
+            before, self._tasks = self._tasks, {task.handle or task.tag: task for task in in_order}
             self._last = self._last if self._tasks.keys() == before.keys() else None
         if self._stopper.cancel_due():
             self._last = None

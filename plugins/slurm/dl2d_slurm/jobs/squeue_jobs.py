@@ -155,7 +155,7 @@ def _listed(
 ) -> _Listed:
     job, placed = parse_job(record, rules)
     task = tasks.get(job.handle) or tasks.get(job.tag)
-    if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"])):
+    if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"]), tasks):
         job = replace(job, tag=task.tag)
     else:
         task = None
@@ -254,18 +254,19 @@ def _first_words(text: str) -> str:
     return " ".join(text.split()[:3])[:60]
 
 
-def _is_task(job: RmJob, task: Task, required: str) -> bool:
+def _is_task(job: RmJob, task: Task, required: str, tasks: Collection[str]) -> bool:
     """Whether a job with the handle of a task, or with the tag of one that has no handle yet, is this task.
 
     A slurmctld that ended before it had saved its state gives ids again. So a job that was never listed as the task,
-    and whose comment says nothing, is the task only if it requires (``--nodelist``) the node that the task was given.
-    The clock of slurmctld, by which jobs are submitted, may be behind the daemon's.
+    and has another comment, is the task only if it requires (``--nodelist``) the node that the task was given, and has
+    not the tag of a task without a handle, which is in ``tasks``. The clock of slurmctld, by which jobs are submitted,
+    may be behind the daemon's.
     """
     if task.submitted:
         return job.submitted == task.submitted
-    if job.tag:
-        return job.tag == task.tag
-    return job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and required == task.node
+    if job.tag == task.tag:
+        return True
+    return job.tag not in tasks and job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and required == task.node
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:
