@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dl2d.core.cluster import SharedLimit
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.resource_manager import TASKS
 from dl2d.core.resources import Resources, Shortfall
 
 
@@ -41,6 +42,11 @@ class Blocked:
                 return f"no single node has room for a {self.role} ({missing} on {self.nearest}){only}"
             case _:
                 return f"no room for a {self.role} ({missing} on {self.nearest or 'every node'}){only}"
+
+
+def amounts_with_tasks(demand: Resources, tasks: int) -> tuple[tuple[str, int], ...]:
+    """What tasks take of limits: their demand in thousandths, and a thousand times their number under ``TASKS``."""
+    return (*demand.thousandths, (TASKS, 1000 * tasks))
 
 
 class LimitRoom:
@@ -79,21 +85,22 @@ class LimitRoom:
         if not self._of or job.key not in self._of:
             return None
         request = job.request
-        found = self._lacking(job.key, request.demand_of(delta))
+        found = self._lacking(job.key, amounts_with_tasks(request.demand_of(delta), delta.workers + delta.ps))
         if found is None:
             return None
         lacking = {shortfall.resource for shortfall in found[1]}
-        of_workers = delta.workers and any(name in lacking for name, _ in request.worker.thousandths)
+        of_worker = {TASKS, *(name for name, _ in request.worker.thousandths)}
+        of_workers = delta.workers and not lacking.isdisjoint(of_worker)
         return self._as_blocked(Role.WORKER if of_workers else Role.PS, *found)
 
     def blocked_task(self, job: JobKey, demand: Resources, role: Role) -> Blocked | None:
         """The limit that leaves too little for one more task."""
-        found = self._lacking(job, demand)
+        found = self._lacking(job, amounts_with_tasks(demand, 1))
         return None if found is None else self._as_blocked(role, *found)
 
     def allowed(self, job: JobKey, demand: Resources, count: int) -> int:
         """How many of so many equal tasks the limits allow a job."""
-        amounts = dict(demand.thousandths)
+        amounts = dict(amounts_with_tasks(demand, 1))
         for number in self.of(job):
             for name, left in self._left[number][1].items():
                 if name in amounts:
@@ -103,23 +110,26 @@ class LimitRoom:
     def take(self, job: Job, delta: Allocation) -> None:
         """Count more tasks of a job."""
         if self._of and job.key in self._of:
-            self.take_tasks(job.key, job.request.demand_of(delta), 1)
+            self._take(job.key, amounts_with_tasks(job.request.demand_of(delta), delta.workers + delta.ps), 1)
 
     def take_tasks(self, job: JobKey, demand: Resources, count: int) -> None:
         """Count so many more equal tasks of a job; fewer, where it is negative."""
+        self._take(job, amounts_with_tasks(demand, 1), count)
+
+    def _take(self, job: JobKey, amounts: Iterable[tuple[str, int]], times: int) -> None:
         for number in self.of(job):
             left = self._left[number][1]
-            for name, amount in demand.thousandths:
+            for name, amount in amounts:
                 if name in left:
-                    left[name] -= amount * count
+                    left[name] -= amount * times
 
-    def _lacking(self, job: JobKey, demand: Resources) -> tuple[str, tuple[Shortfall, ...]] | None:
+    def _lacking(self, job: JobKey, amounts: Iterable[tuple[str, int]]) -> tuple[str, tuple[Shortfall, ...]] | None:
         """The first limit that leaves too little, in words, and what is missing."""
         for number in self.of(job):
             limit, left = self._left[number]
             missing = tuple(
                 Shortfall(name, amount / 1000, max(left[name], 0) / 1000)
-                for name, amount in demand.thousandths
+                for name, amount in amounts
                 if amount > left.get(name, amount)
             )
             if missing:

@@ -158,9 +158,10 @@ class GrowthLimit:
     #: Whether jobs that have more than they may give that up, down to their floors. Otherwise they keep what they have.
     makes_room: bool = False
 
-    def allows(self, demand: Resources) -> bool:
-        """Whether it leaves enough for tasks with this demand; a limit of what they do not need does not matter."""
-        return all(demand.get(name) <= max(left, 0.0) for name, left in self.left.items())
+    def allows(self, demand: Resources, tasks: int) -> bool:
+        """Whether it leaves enough for so many tasks with this demand; one of what they do not need does not matter."""
+        amounts = {**demand.as_dict(), TASKS: tasks}
+        return all(amounts.get(name, 0.0) <= max(left, 0.0) for name, left in self.left.items())
 
 
 class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

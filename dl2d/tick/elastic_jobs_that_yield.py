@@ -50,7 +50,7 @@ class ElasticJobs:
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():
                 request = self.requests[waiting[handle]]
-                if not limit.allows(request.demand_of(request.min_size)):
+                if not limit.allows(request.demand_of(request.min_size), sum(request.min_size)):
                     del waiting[handle]
         return sorted(waiting.values(), key=lambda key: -self.anchors[key].priority)
 

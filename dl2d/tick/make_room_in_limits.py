@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -118,6 +118,9 @@ class LimitHistory:
     #: which shows none.
     granted: frozenset[_Key] = frozenset()
     decided: frozenset[_Key] | None = frozenset()
+    #: Handles of the jobs that are given up. No node is vacated for them either: what moves for one of them would take
+    #: the room in its limit, so that it waits for that again.
+    passed_over: frozenset[str] = frozenset()
 
     def is_undecided(self) -> bool:
         """Whether a job has got room that had none at the last decision."""
@@ -145,20 +148,21 @@ def make_room_in_limits(
     """
     if listing.incomplete or not (listing.limit_claims or history.held):
         return listing.growth_limits, history
-    held = _held(listing, history, now)
+    held, expired = _held(listing, history, now)
     jobs = ElasticJobs(snapshot, listing, silent)
     limited_by = frozenset[str]().union(*(each.limits for each in held.values()))
     rooms = _rooms(snapshot, listing.growth_limits, limited_by)
     by_name: dict[str, list[_LimitRoom]] = defaultdict(list)
     for room in rooms.values():
         by_name[room.limit.reason].append(room)
-    given_up = {kind: at for kind, at in history.given_up.items() if now - at < RETRY_SECONDS}
+    given_up = _given_up(history, expired, now)
     other_limits = [limit for limit in listing.growth_limits if limit.reason not in limited_by]
     waiting = jobs.waiting(other_limits, backing_off) if rooms else []
     elastic = [key for key in waiting if proposed.get(key) != NOTHING]
     waited: dict[_Key, _Waited] = {}
     granted: set[_Key] = set()
     failed: set[_Kind] = set()
+    passed_over: set[str] = set()
     given_up_before: dict[str, set[_Kind]] = defaultdict(set)
     claims = [(claim, each) for each in held.values() for claim in each.claims]
     for claim, each in sorted(claims, key=lambda pair: -pair[0].priority):
@@ -168,6 +172,7 @@ def make_room_in_limits(
         mine = [room for name in each.limits for room in by_name[name] if room.needs(claim)]
         if kind in given_up:
             given_up_before[claim.user].add(kind)
+            passed_over.add(claim.handle)
         if kind in given_up or kind in failed or len(given_up_before[claim.user]) >= MAX_GIVEN_UP_SHAPES:
             continue
         first, before = key not in waited, history.waited.get(key, _Waited())
@@ -185,6 +190,7 @@ def make_room_in_limits(
             waited[key] = before.after(now, is_free=is_free, waits_for_limit=waits_for_limit)
         if waited[key].in_vain(now):
             given_up[kind] = now
+            passed_over.add(claim.handle)
             continue
         for room in mine:
             room.grant(claim, jobs)
@@ -195,13 +201,14 @@ def make_room_in_limits(
         for changed in (rooms[number].limits() if number in rooms else (limit,))
     )
     decided = history.decided if granted else frozenset[_Key]()
-    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided)
+    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(passed_over))
 
 
-def _held(listing: RmListing, history: LimitHistory, now: float) -> dict[str, _Held]:
+def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[str, _Held], list[_Held]]:
     """The jobs that wait for limits, and those that did a short while ago and still wait, by handle.
 
-    Where these wait for room on nodes by now, they are claims of the listing.
+    Where these wait for room on nodes by now, they are claims of the listing. Then those that have waited for something
+    else for too long: the room that limits had for them was in vain.
     """
     claims: dict[str, list[Claim]] = defaultdict(list)
     for claim in listing.limit_claims:
@@ -211,13 +218,9 @@ def _held(listing: RmListing, history: LimitHistory, now: float) -> dict[str, _H
         for handle in limit.waiting:
             limits[handle].add(limit.reason)
     found = {handle: _Held(tuple(each), frozenset(limits[handle]), now) for handle, each in claims.items()}
-    before = {
-        handle: each
-        for handle, each in history.held.items()
-        if handle not in found and now - each.at <= MAX_VACATING_SECONDS + MAX_UNUSED_SECONDS
-    }
+    before = {handle: each for handle, each in history.held.items() if handle not in found}
     if not before:
-        return found
+        return found, []
     pending = {
         handle
         for job in listing.jobs
@@ -228,12 +231,27 @@ def _held(listing: RmListing, history: LimitHistory, now: float) -> dict[str, _H
     for claim in listing.claims:
         if claim.handle in before:
             on_nodes[claim.handle].append(claim)
+    expired: list[_Held] = []
     for handle, each in before.items():
-        if handle in on_nodes:
+        if handle not in on_nodes and handle not in pending:
+            continue
+        if now - each.at > MAX_VACATING_SECONDS + MAX_UNUSED_SECONDS:
+            expired.append(each)
+        elif handle in on_nodes:
             found[handle] = each._replace(claims=tuple(on_nodes[handle]))
-        elif handle in pending:
+        else:
             found[handle] = each
-    return found
+    return found, expired
+
+
+def _given_up(history: LimitHistory, expired: Iterable[_Held], now: float) -> dict[_Kind, float]:
+    """When jobs were given up that are not tried again yet, with those that ``expired`` after they had got room."""
+    given_up = {kind: at for kind, at in history.given_up.items() if now - at < RETRY_SECONDS}
+    for each in expired:
+        for claim in each.claims:
+            if _Key(claim.handle, claim.waiting) in history.waited:
+                given_up[_Kind(claim.user, claim.demand, each.limits)] = now
+    return given_up
 
 
 def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection[str]) -> dict[int, _LimitRoom]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from enum import StrEnum
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
-from dl2d.core.jobs import JobKey, Owner
+from dl2d.core.jobs import Allocation, Job, JobKey, Owner
 from dl2d.core.resource_manager import TASKS, GrowthLimit
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import GuardRules
 
 
@@ -56,20 +56,16 @@ def limits_for_policies(
 
     Jobs whose coordinator is ``silent`` are in none: they keep what they have, and the others have the remainder. Where
     jobs have more than the resource manager allows by now, they keep it, and the guard decides whether they yield to
-    others. So a policy may give each of them what it has, or its minimum size, and no more. Limits on the number of
-    tasks are the guard's alone.
+    others. So a policy may give each of them what it has, or its minimum size, and no more; those that have nothing
+    their minimum size, in submit order, as far as the limit leaves it beside the minimum sizes of the others.
     """
     limits = site_limits(snapshot, rules)
-    of_manager = [
-        replace(limit, most=of_resources)
-        for limit in manager_limits(snapshot, growth_limits)
-        if (of_resources := tuple(bound for bound in limit.most if bound[0] != TASKS))
-    ]
+    of_manager = manager_limits(snapshot, growth_limits)
     if not limits and not of_manager:
         return ()
     held = snapshot.held()
-    has = {job.key: job.request.demand_of(held[job.key]) for job in snapshot.jobs}
-    smallest = {job.key: job.request.demand_of(job.request.min_size) for job in snapshot.jobs}
+    has = {job.key: _with_tasks(job, held[job.key]) for job in snapshot.jobs}
+    smallest = {job.key: _with_tasks(job, job.request.min_size) for job in snapshot.jobs}
     for limit in of_manager:
         together = dict(Resources.total(has[key] for key in limit.jobs).thousandths)
         excess = {name for name, amount in limit.most if together.get(name, 0) > max(amount, 0)}
@@ -78,9 +74,20 @@ def limits_for_policies(
             continue
         if len(excess) < len(limit.most):
             limits.append(replace(limit, most=tuple(bound for bound in limit.most if bound[0] not in excess)))
+        # What the limit leaves for minimum sizes of jobs that have nothing, beside what the others keep for certain.
+        names = [name for name, _ in limit.most]
+        kept = Resources.total(has[key].minimum(smallest[key]) for key in limit.jobs).in_order(names)
+        spare = [most - amount for (_, most), amount in zip(limit.most, kept, strict=True)]
         for key in limit.jobs:
-            most = dict(has[key].maximum(smallest[key]).thousandths)
-            limits.append(SharedLimit((key,), tuple((name, most.get(name, 0)) for name in sorted(excess)), limit.text))
+            most = has[key].maximum(smallest[key])
+            if has[key] == NO_RESOURCES:
+                needed = smallest[key].in_order(names)
+                if all(amount <= max(left, 0) for amount, left in zip(needed, spare, strict=True)):
+                    spare = [left - amount for amount, left in zip(needed, spare, strict=True)]
+                else:
+                    most = NO_RESOURCES
+            order = sorted(excess)
+            limits.append(SharedLimit((key,), tuple(zip(order, most.in_order(order), strict=True)), limit.text))
     return tuple(without_jobs(limits, {key: has[key] for key in silent if key in has}))
 
 
@@ -133,3 +140,8 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
         if members:
             limits.append(SharedLimit(tuple(members), tuple(allowed), limit.reason))
     return limits
+
+
+def _with_tasks(job: Job, size: Allocation) -> Resources:
+    """What a job of this size takes of limits, the number of its tasks included."""
+    return job.request.demand_of(size) + Resources.of({TASKS: size.workers + size.ps})

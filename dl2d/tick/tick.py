@@ -62,20 +62,21 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
 
     # Vacate nodes, and make room in limits, for jobs of others
     growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
-    without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, growth_limits)
-    snapshot, claim_history = claim_nodes(
-        reconciled.snapshot, observed.listing, state.claim_history,
-        silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
-        allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
-        backing_off=reconciled.backing_off, without_replacement=without_replacement,
-        growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
-    )  # fmt: skip
     limits_with_claims, limit_history = make_room_in_limits(
         reconciled.snapshot, observed.listing, state.limit_history,
         silent=silent, backing_off=reconciled.backing_off, now=begin,
         proposed={} if state.slot_decision is None else state.slot_decision.proposed.allocations(),
     )  # fmt: skip
     limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
+    without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, limits_with_claims)
+    snapshot, claim_history = claim_nodes(
+        reconciled.snapshot, observed.listing, state.claim_history,
+        silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
+        allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
+        backing_off=reconciled.backing_off,
+        without_replacement=without_replacement, passed_over=limit_history.passed_over,
+        growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
+    )  # fmt: skip
     snapshot = replace(
         snapshot, limits=limits_for_policies(snapshot, context.guard_rules, limits_with_claims, silent=silent)
     )  # fmt: skip

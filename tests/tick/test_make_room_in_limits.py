@@ -225,6 +225,71 @@ def test_a_job_that_does_not_start_although_the_limit_has_room_is_given_up_for_a
     assert world.has(key) == (8, 1)
 
 
+def test_a_job_that_waits_for_nodes_although_its_limit_has_room_is_given_up_for_an_hour(world: World) -> None:
+    key = filled(world)
+    world.manager.reasons = {"17": "limit"}
+    world.manager.add(job_of_bob())
+    follow(world, 5)
+    assert world.has(key) == (5, 1)
+    world.manager.reasons = {"17": "Resources"}
+    follow(world, 30, 60.0)
+    assert world.has(key) == (8, 1)
+    world.manager.reasons = {"17": "limit"}
+    for _ in range(40):
+        follow(world, 1, 60.0)
+        assert world.has(key) == (8, 1)
+    sizes = set()
+    for _ in range(30):
+        follow(world, 1, 60.0)
+        sizes.add(world.has(key))
+    assert (5, 1) in sizes
+
+
+class WaitsByTurns(Slurm):
+    """Jobs of others wait for their limit while it has no room, and otherwise for nodes; they never start."""
+
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        self.reasons = {
+            handle: "Resources" if self.allowed(claim.demand, self.limits) else "limit"
+            for handle, claim in self.queue.items()
+        }
+        return super().listing(ended_since, tasks)
+
+
+def test_tasks_are_not_moved_without_end_for_a_job_whose_room_in_a_limit_their_replacement_takes() -> None:
+    world = World(cluster_nodes=make_nodes(3, cpu=8, gpu=2), url="")
+    manager = WaitsByTurns(world.cluster_nodes, lambda: world.now)
+    world.manager = world.coordinator._manager = manager
+    manager.limits, manager.only = {LAB: {"gpu": 4}}, {LAB: {"17"}}
+    for node in ("n1", "n3"):
+        running = RmJob(handle=f"eve-{node}", state=RmJobState.RUNNING, user="eve", node=node)
+        manager.put(running, ((node, Resources.of(cpu=1, gpu=1)),))
+    key = world.submit(min_workers=2, max_workers=2, max_ps=1)
+    follow(world)
+    assert world.has(key) == (2, 1)
+    manager.add(job_of_bob(gpus=2))
+    started = set[str]()
+    for _ in range(720):
+        follow(world, 1, 10.0)
+        started |= {task.id for task in world.tasks(key)}
+    world.close()
+    assert len(started) <= 3 + 6  # in two hours
+
+
+def test_a_limit_on_the_number_of_tasks_is_known_to_the_policy() -> None:
+    world = build({LAB: {TASKS: 6}})
+    key = filled(world)
+    assert world.has(key) == (5, 1)
+    second = world.submit(max_workers=16, max_ps=1)
+    for _ in range(3):  # its anchor starts
+        report = world.tick(1.0)
+        world.beat()
+    entries = {entry.job: entry for entry in report.decision.jobs}
+    assert entries[second].reason.constraint is Constraint.LIMIT
+    assert entries[key].guarded == ()  # the policy gave no more
+    world.close()
+
+
 @pytest.mark.parametrize(
     ("priority", "yields", "starts"),
     [

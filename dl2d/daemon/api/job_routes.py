@@ -49,7 +49,7 @@ _of_submission = APIRouter(route_class=SubmissionRoute)
 ROUTERS = (_public, _containers, _heartbeats, _of_submission, users)
 
 #: Registrations are checked against the nodes of a tick's last complete listing, if that is not older.
-_RECENT_SECONDS = 300.0
+_RECENT_SECONDS = 60.0
 #: Names in a line of the log.
 _MAX_LOGGED = 20
 

@@ -161,7 +161,9 @@ class ActiveVersion:
             return False
         except RegistryError as error:
             failed = f"was withdrawn, and no version can take its place: {reason}"
-            self.set_aside = SetAside(self._name, version, f"{failed}; promote another (dl2d policy promote)")
+            self.set_aside = SetAside(
+                self._name, version, f"{failed}; promote another (dl2d policy promote), or reload to try it again"
+            )
             log.error(
                 "failing policy version stays live, because none can replace it, and the fallback decides",
                 policy=self._name, version=version, reason=reason, error=str(error),

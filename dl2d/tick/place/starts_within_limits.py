@@ -42,7 +42,7 @@ def groups_without_replacement(
     jobs = {job.anchor: job for job in snapshot.jobs}
     for limit in (limit for limit in growth_limits if limit.enforced):
         for job in [jobs[handle] for handle in limit.anchors & jobs.keys()]:
-            found |= {(job.key, role) for role in TASK_ROLES if not limit.allows(job.request.demand(role))}
+            found |= {(job.key, role) for role in TASK_ROLES if not limit.allows(job.request.demand(role), 1)}
     return frozenset(found)
 
 
