@@ -520,6 +520,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             output=self._output,
             final_states=self._manager_access.final_states,
             answered_since=self._answered.since,
+            starting=self._answered.starting,
             start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
             submit_seconds=poll_seconds,

@@ -320,7 +320,8 @@ def _task_change(
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
        listings in a row that it will not start it there. If it is of the floor, not sooner for a limit: the next one
        would wait for the same limit, behind all that came meanwhile.
-    6. It runs, perhaps on another node than the one it was asked for.
+    6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
+       heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected.
     """
     if listed is None:
         return _unlisted(task, absence, job_ended=job_end is not None), ""
@@ -356,6 +357,9 @@ def _task_change(
         return None if unchanged else change_to(task.state, listed.reason), ""
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""
+    if may_give_up and elapsed.unheard is not None and elapsed.unheard > timeouts.start_seconds:
+        note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, although it runs"
+        return change_to(TaskState.DRAINING, note), "did not reach its coordinator"
     # Its coordinator may have reported it before it was listed as running.
     unchanged = submit_time_known and listed.node in ("", task.node)
     return (None if unchanged else change_to(task.state, task.note)), ""

@@ -23,8 +23,8 @@ def count_failures(
 
     - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
     - in ``attempts`` if a task ended by itself;
-    - else in ``from_outside``: a task was preempted or requeued, its node was lost, or it waited and is no longer
-      listed (YARN's manager keeps waiting tasks in memory only).
+    - else in ``from_outside``: a task was preempted or requeued, its node was lost, its coordinator heard nothing of
+      it, or it waited and is no longer listed (YARN's manager keeps waiting tasks in memory only).
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
     task that never reached the resource manager does not count, since the job did not cause that.
@@ -38,6 +38,8 @@ def count_failures(
         task = before[change.job, change.task]
         if task.asked_at < counted.get(change.job, NO_FAILURES).at:
             continue
+        if gave_up_unheard(task, change):
+            from_outside[change.job] = f"{change.task}: {change.note}"
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
             is_from_outside = may_have_waited or change.cause in _FROM_OUTSIDE
@@ -52,6 +54,14 @@ def count_failures(
         else:
             counted[key] = known._replace(from_outside=known.from_outside + 1)
     return counted
+
+
+def gave_up_unheard(task: Task, change: TaskChange) -> bool:
+    """Whether a change gives up a task of a live job of which its coordinator has heard nothing.
+
+    Other granted tasks begin to drain with the end of their job.
+    """
+    return task.state is TaskState.GRANTED and change.state is TaskState.DRAINING
 
 
 def _last_confirmed(tasks: Iterable[Task]) -> dict[JobKey, float]:

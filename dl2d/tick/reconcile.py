@@ -115,7 +115,12 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     calling_since = update_calling_since(
         state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
     )
-    state_since = update_state_since(state.state_since, before.tasks, now)
+    starting = {job.key: found for job in before.jobs if (found := context.starting(job.key)) is not None}
+    suspended = {tag for tag, listed in matches.listed.items() if listed.suspended}
+    state_since = update_state_since(
+        state.state_since, before.tasks, now,
+        lambda task: task.id in starting.get(task.job, ()) or task.tag in suspended,
+    )  # fmt: skip
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:
             log.warning("coordinator is silent", job=job.key.id, seconds=silent_seconds)
@@ -127,7 +132,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         gone,
         timeouts=timeouts,
         start_failures=kept.start_failures,
-        elapsed=elapsed_times(before, state_since, calling_since, now),
+        elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
         strays_asked_for=strays_of_known_jobs(store, matches),
         tasks_as_owner=context.tasks_as_owner,
         listed_again=listing.at == state.missing.listed_at,

@@ -6,7 +6,7 @@ They are in memory only: after a restart of the daemon they are counted from the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
@@ -15,17 +15,22 @@ from dl2d.tick.observe import LiveJobs
 
 
 def update_state_since(
-    before: Mapping[str, tuple[TaskState, float]], tasks: Iterable[Task], now: float
+    before: Mapping[str, tuple[TaskState, float]],
+    tasks: Iterable[Task],
+    now: float,
+    is_starting: Callable[[Task], bool] = lambda task: False,  # noqa: ARG005
 ) -> dict[str, tuple[TaskState, float]]:
     """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
 
-    Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them.
+    Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them. The
+    time of a granted task ``is_starting`` begins anew: it is known to make its way, or cannot.
     """
     found = {}
     for task in tasks:
         tag = task.tag
         last = before.get(tag)
-        found[tag] = last if last is not None and last[0] is task.state else (task.state, now)
+        is_new = last is None or last[0] is not task.state or (task.state is TaskState.GRANTED and is_starting(task))
+        found[tag] = (task.state, now) if last is None or is_new else last
     return found
 
 
@@ -43,6 +48,9 @@ class Elapsed(NamedTuple):
     #:
     #: None if (b) or (c) has not happened.
     since_told: float | None
+    #: Of a granted task: seconds in which its coordinator can have heard of it and has not. None if it does not call,
+    #: or does not say of which tasks it has heard.
+    unheard: float | None = None
 
 
 def elapsed_times(
@@ -50,8 +58,12 @@ def elapsed_times(
     state_since: Mapping[str, tuple[TaskState, float]],
     calling_since: Mapping[JobKey, float],
     now: float,
+    saying: Collection[JobKey] = (),
 ) -> dict[str, Elapsed]:
-    """For how long each task has been in its state, by tag."""
+    """For how long each task has been in its state, by tag.
+
+    The coordinators of the jobs ``saying`` say of which tasks they have heard.
+    """
     joined_since: dict[tuple[JobKey, Role], float] = {
         (job.key, role): math.inf
         for job in live.jobs
@@ -69,5 +81,7 @@ def elapsed_times(
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
             told = max(told, joined_since.get((task.job, task.role), told))
-        found[task.tag] = Elapsed(now - since, None if told == math.inf else now - told)
+        since_told = None if told == math.inf else now - told
+        unheard = since_told if task.state is TaskState.GRANTED and task.job in saying else None
+        found[task.tag] = Elapsed(now - since, since_told, unheard)
     return found

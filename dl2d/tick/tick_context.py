@@ -73,7 +73,8 @@ class Timeouts:
     #: lack it.
     unseen_listings: int = 3
     unseen_seconds: float = 30.0
-    #: How long a task may wait for resources in the resource manager before it is withdrawn.
+    #: How long a task may wait for resources in the resource manager before it is withdrawn; and how long one that runs
+    #: may take until its coordinator hears of it.
     start_seconds: float = 600.0
     #: How long a draining task may run before it is stopped through the resource manager.
     drain_seconds: float = 60.0
@@ -129,6 +130,9 @@ class Context:
     #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
     #: None if that is not known.
     answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005
+    #: Ids of the tasks of a job whose dl2-run has reached its coordinator and that have not joined yet, as it said
+    #: last; None if it did not say.
+    starting: Callable[[JobKey], Collection[str] | None] = lambda job: None  # noqa: ARG005
     #: How many tasks may be submitted now (``RateLimitedManager.start_allowance``); None: any number.
     start_allowance: Callable[[], StartAllowance] | None = None
     #: Submits the tasks of a plan; None: one after the other.

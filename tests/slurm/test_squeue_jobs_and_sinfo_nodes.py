@@ -285,6 +285,12 @@ def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: s
     assert nodes[0].used == Resources.of(used)
 
 
+def test_jobs_that_hold_their_room_and_do_not_run_are_suspended() -> None:
+    states = ("SUSPENDED", "STOPPED", "CONFIGURING", "POWER_UP_NODE", "RUNNING", "COMPLETING", "PENDING")
+    rows = [job_row(number, State=state) for number, state in enumerate(states, start=1)]
+    assert [job.suspended for job in parse_jobs(jobs_of(*rows), WORD).jobs] == [True] * 4 + [False] * 3
+
+
 def test_what_runs_is_not_counted_twice() -> None:
     row = job_row(1, State="RUNNING", Comment=TAG, **{"tres-alloc": "cpu=3,mem=300M,node=1"})
     nodes = parse_nodes(nodes_of(node_row("n1", CPUsState="3/5/0/8", AllocMem="1000")), WORD).nodes

@@ -13,7 +13,7 @@ from tick.world import World
 
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.errors import NodeRefused
-from dl2d.core.jobs import Architecture, JobKey, Role
+from dl2d.core.jobs import Architecture, JobKey, JobState, Progress, Role
 from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
@@ -187,6 +187,48 @@ def test_a_node_that_requeues_tasks_is_avoided_and_does_not_end_their_job(world:
     assert [job.state for job in manager.listing().jobs if job.node == "n1"] == [RmJobState.CANCELLED]
     (gone,) = (task for task in world.store.tasks(live=False, job=key) if task.node == "n1")
     assert (gone.state, gone.note) == (TaskState.FAILED, "was requeued, or its id was reused")
+
+
+@pytest.mark.parametrize("why", ["it hangs", "it prepares data", "is suspended", "coordinator silent", "old runtime"])
+def test_a_task_that_runs_and_does_not_reach_its_coordinator_is_replaced_elsewhere(world: World, why: str) -> None:
+    manager = manager_of(world)
+    for name in ("n2", "n3", "n4"):
+        manager.put(RmJob(handle=name, state=RmJobState.RUNNING, user="bob", node=name), ((name, Resources.of(cpu=2)),))
+    key = world.ready(**ALL_REDUCE)
+    world.starting = {"it prepares data": ("worker-0",), "old runtime": None}.get(why, ())
+    ended_after = 0.0
+    for _ in range(60):
+        world.tick(20.0)
+        on_n1 = [job for job in manager.live() if job.node == "n1"]
+        for job in on_n1:
+            manager.put(structs.replace(job, suspended=why == "is suspended"), (("n1", Resources.of(gpu=1)),))
+            ended_after = world.now - job.submitted
+        if not on_n1:
+            world.beat()
+        elif why != "coordinator silent":
+            world.store.report_progress(key, Progress(at=world.now))
+    asked = Counter(spec.node for spec in manager.submitted if spec.job == key and spec.node)
+    if why != "it hangs":
+        assert (asked, world.has(key, state=TaskState.GRANTED)) == ({"n1": 1}, (1, 0))
+        return
+    assert (asked, world.has(key)) == ({"n1": 1, "n2": 1}, (1, 0))
+    assert 600 <= ended_after <= 660
+    refusal = world.store.guard_state().avoided_nodes[key]["n1"]
+    assert refusal.reason == "a task did not reach its job's coordinator in 600 s, although it runs"
+
+
+def test_tasks_that_do_not_reach_their_coordinator_delay_the_next_and_count_as_ended_from_outside(world: World) -> None:
+    key = world.ready(**ALL_REDUCE)
+    world.starting = ()
+    most = 0
+    for _ in range(200):
+        world.tick(20.0)
+        world.store.report_progress(key, Progress(at=world.now))
+        failures = world.store.guard_state().start_failures.get(key)
+        most = most if failures is None else failures.from_outside
+    assert most >= 3
+    assert len({task.node for task in world.store.tasks(live=False, job=key)}) >= 2
+    assert world.job(key).state is JobState.READY
 
 
 def test_no_job_ends_for_a_node_on_which_all_tasks_fail(world: World) -> None:

@@ -216,6 +216,10 @@ def test_since_when_tasks_are_in_their_states() -> None:
     assert update_state_since(found, [a_task(T.ASKED)], 8.0) == found
     assert update_state_since(found, [a_task(T.GRANTED)], 8.0) == {tag: (T.GRANTED, 8.0)}
     assert update_state_since(found, [], 8.0) == {}
+    granted = {tag: (T.GRANTED, 8.0)}
+    for is_starting, since in ((False, 8.0), (True, 9.0)):
+        found = update_state_since(granted, [a_task(T.GRANTED)], 9.0, lambda task, is_starting=is_starting: is_starting)
+        assert found == {tag: (T.GRANTED, since)}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

@@ -96,6 +96,8 @@ class World:
         self.accounted: Sequence[RmJob] = ()
         self.no_accounting: ResourceManagerError | None = None
         self.asked_states: list[str] = []
+        #: Tasks that have reached their coordinators and not joined yet; None where these do not say.
+        self.starting: Collection[str] | None = None
 
     def close(self) -> None:
         if self.url:
@@ -155,6 +157,7 @@ class World:
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
             final_states=self.final_states,
+            starting=lambda job: self.starting,
             timer=lambda: self.elapsed,
         )
 

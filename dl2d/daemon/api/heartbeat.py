@@ -165,6 +165,8 @@ class Heartbeat(_Message):
     # Of a script with a loop of its own: epochs that it had done at version `versions_before`, where it began.
     epochs_before: _Count = 0
     versions_before: _Count = 0
+    # Tasks whose dl2-run is connected and whose process has not joined yet; older runtimes do not say.
+    starting: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

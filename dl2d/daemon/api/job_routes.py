@@ -251,7 +251,7 @@ def heartbeat(
         services.wake()
     members = [member.task for member in beat.members]
     wanted = members if job.static else targets(services.store.tasks(live=True, job=job.key))
-    services.answered.note(job.key)
+    services.answered.note(job.key, beat.starting)
     return {
         "members": wanted,
         "stop": False,

@@ -1,4 +1,4 @@
-"""Memory of recent heartbeats: which were taken, since when each coordinator is answered, and whose jobs sent some.
+"""Memory of recent heartbeats: which were taken, what ticks need of the last ones, and whose jobs sent some.
 
 One that is repeated, or overtaken by a later one of the same process, is ignored: a heartbeat that somebody has
 recorded must neither be counted again nor set a job's address back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from dl2d.core.jobs import JobKey
 
@@ -29,15 +29,16 @@ class AnsweredHeartbeats:
     ) -> None:
         self._timer, self._silent_seconds = timer, silent_seconds
         self._lock = threading.Lock()
-        #: By job, since when, and the last answer.
-        self._answered: OrderedDict[JobKey, tuple[float, float]] = OrderedDict()
+        #: By job, since when, the last answer, and what its heartbeat said of tasks that are starting.
+        self._answered: OrderedDict[JobKey, tuple[float, float, frozenset[str] | None]] = OrderedDict()
 
-    def note(self, job: JobKey) -> None:
-        """Note an answer."""
+    def note(self, job: JobKey, starting: Collection[str] | None = None) -> None:
+        """Note an answer, to a heartbeat with these tasks that are starting."""
         with self._lock:
             now = self._timer()
-            since, last = self._answered.pop(job, (now, now))
-            self._answered[job] = (since if now - last <= self._silent_seconds() else now, now)
+            since, last, _ = self._answered.pop(job, (now, now, None))
+            since = since if now - last <= self._silent_seconds() else now
+            self._answered[job] = since, now, None if starting is None else frozenset(starting)
             if len(self._answered) > _MAX_JOBS:
                 self._answered.popitem(last=False)
 
@@ -46,6 +47,15 @@ class AnsweredHeartbeats:
         with self._lock:
             answered = self._answered.get(job)
         return None if answered is None else answered[0]
+
+    def starting(self, job: JobKey) -> frozenset[str] | None:
+        """Ids of the tasks whose dl2-run had reached the coordinator at its last heartbeat, and that had not joined.
+
+        None if it did not say, or none of its heartbeats was answered.
+        """
+        with self._lock:
+            answered = self._answered.get(job)
+        return None if answered is None else answered[2]
 
 
 class JobOwners:

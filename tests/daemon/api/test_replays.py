@@ -37,6 +37,17 @@ def test_a_heartbeat_is_taken_once_and_in_order(world: ApiWorld) -> None:
     assert send(world, job, beat(4)) == [200]
 
 
+def test_which_tasks_are_starting_is_what_the_last_heartbeat_says(world: ApiWorld) -> None:
+    job = world.submit()
+    assert world.answered.starting(job) is None
+    said = []
+    for number, starting in enumerate(([], ["worker-0", "ps-3"], None)):
+        more = {} if starting is None else {"starting": starting}
+        assert send(world, job, beat(number, **more)) == [200]
+        said.append(world.answered.starting(job))
+    assert said == [frozenset(), {"worker-0", "ps-3"}, None]
+
+
 def test_a_late_heartbeat_of_a_dead_coordinator_does_not_set_the_address_back(world: ApiWorld) -> None:
     job = world.submit()
     old = beat(7, "first")

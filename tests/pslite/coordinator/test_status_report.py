@@ -122,6 +122,13 @@ def test_a_job_whose_scripts_update_the_weights_can_have_the_workers_that_it_has
         assert status_report.report(a_job).most_workers == most
 
 
+def test_tasks_whose_dl2_run_is_connected_are_starting_until_they_join():
+    a_job, _ = job(["worker-0", "ps-0"], plan=["worker-0", "ps-0"], described=spec())
+    assert status_report.report(a_job).starting == []
+    a_job.agents = ["worker-0", "ps-0", "worker-3"]
+    assert status_report.report(a_job).starting == ["worker-3"]
+
+
 def steps(plan, longest, median):
     return ResizeSteps(plan=plan, longest_ms=longest, median_ms=median)
 

@@ -20,6 +20,7 @@ from pslite_jobs import command, environment, run_job, static_digest
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
 from pslite.job.member_measurements import Usage
+from pslite.launch import task_agent
 from pslite.launch.exit_status import OomKills, open_tail
 from pslite.launch.task_agent import TaskAgent
 from pslite.net.authentication import Identity
@@ -262,6 +263,39 @@ def test_the_coordinator_hears_of_a_program_that_cannot_be_started():
         "worker-0 (pid 0) died: cannot start '/no/such/program': No such file or directory, before it joined"
     )
     assert code == 127
+
+
+def test_the_coordinator_hears_of_a_task_that_could_not_reach_it_at_first(monkeypatch, tmp_path):
+    monkeypatch.setattr(task_agent, "_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(task_agent, "_REFUSED_SECONDS", 0.1)
+    os.mkfifo(gate := tmp_path / "gate")
+    listener, said, director = listen("127.0.0.1"), [], Listening()
+    host, port = listener.getsockname()
+    listener.close()
+    identity = Identity("worker", "worker-0", "i", bytes.fromhex(TOKEN))
+    script = f"open({str(gate)!r}).read()"
+    agent = TaskAgent(identity, f"{host}:{port}", [sys.executable, "-c", script], os.environ, say=said.append)
+    heard = []
+
+    def coordinate():
+        wait_for(lambda: any("cannot report to the coordinator" in line for line in said))
+        coordinator = Coordinator(
+            job="j", token=identity.token, director=director, say=lambda _: None, settings=Settings(start=60.0),
+            host=host, listener=socket.create_server((host, port)),
+        )  # fmt: skip
+        thread = threading.Thread(target=coordinator.run)
+        thread.start()
+        wait_for(lambda: director.status is not None and director.status.starting == ["worker-0"])
+        heard.extend(director.status.starting)
+        director.stop = True
+        gate.write_text("go")
+        thread.join(60)
+
+    other = threading.Thread(target=coordinate)
+    other.start()
+    agent.run()
+    other.join(60)
+    assert heard == ["worker-0"]
 
 
 def test_the_coordinator_hears_of_a_lack_of_memory():

@@ -111,6 +111,7 @@ def report(job: Job) -> Status:
         most_workers=_most_workers(state),
         epochs_before=state.spec.epochs_before if state.spec is not None else 0,
         versions_before=state.spec.versions_before if state.spec is not None else 0,
+        starting=[task for task in job.agents if task not in state.members],
     )
 
 

@@ -128,6 +128,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     #: of scripts with loops of their own: epochs done at version `versions_before`, where they began
     epochs_before: int = 0
     versions_before: int = 0
+    #: tasks whose dl2-run is connected, and whose process has not joined yet
+    starting: list[str] | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,8 @@ _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2
 _GIVEN_UP_SECONDS = 10.0
 #: time limits for the first connection and for later ones, and the time between two polls
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOOK_SECONDS = 60.0, 5.0, 0.5
+#: time between two attempts if the first connection failed: a task that the coordinator never hears of is ended
+_REFUSED_SECONDS = 30.0
 
 #: variable with the exit status of dl2-run for a task that fails after SIGTERM, or because its job was cancelled
 STOPPED_VARIABLE = "DL2_STOPPED_STATUS"
@@ -132,9 +134,11 @@ class TaskAgent:
         gpus = open_gpus(self.environ) if self.watch_seconds and self.identity.role == "worker" else None
         monitor = ProcessMonitor(process.pid, interval=self.watch_seconds, gpus=gpus)
         due = time.monotonic() + monitor.pause
+        again = time.monotonic() + _REFUSED_SECONDS
         while not self._over.wait(min(_LOOK_SECONDS, monitor.pause or _LOOK_SECONDS)):
-            if not self._connection.poll() and not refused:
-                self._connection.open(_AGAIN_SECONDS)
+            if not self._connection.poll() and (not refused or time.monotonic() >= again):
+                refused = self._connection.open(_AGAIN_SECONDS) and refused
+                again = time.monotonic() + _REFUSED_SECONDS
             if self._connection.given_up:
                 self._kill_if_it_hangs(process)
             if not self.watch_seconds or time.monotonic() < due:
