@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from dl2d.core.cluster import NodeState, Task
+from dl2d.core.cluster import ANCHOR, NodeState, Task, task_tag
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
@@ -286,11 +287,19 @@ class _Run:
         while self._coming and self._coming[-1].submit_slot <= self.now:
             job = self._effects.as_declared(self._coming.pop())
             key = JobKey(_CLUSTER, job.id, int(job.submit_slot * self.workload.slot_seconds))
+            owner, anchor = job.owner or _OWNER, _anchor(key)
+            self._manager.put(
+                RmJob(
+                    handle=anchor, state=RmJobState.RUNNING, tag=task_tag(key, ANCHOR), user=owner.user,
+                    submitted=key.submitted,
+                ),
+                (),
+            )  # fmt: skip
             # Without floors jobs stay "ready": a policy may take everything from them and give it back later.
             self._store.add_job(
                 Job(
-                    key=key, request=to_request(job, self.workload), owner=job.owner or _OWNER, launch=_LAUNCH,
-                    state=JobState.READY, anchor=f"anchor-{job.id}", address="simulated",
+                    key=key, request=to_request(job, self.workload), owner=owner, launch=_LAUNCH,
+                    state=JobState.READY, anchor=anchor, address="simulated",
                     progress=Progress(at=self._at),
                 )
             )  # fmt: skip
@@ -369,6 +378,7 @@ class _Run:
             self._store.report_progress(key, self._said(live, within.last_speed, end))
         # What a job held stays blocked until its last slot is over.
         self._release([task for task in tasks if self.rules.empty_each_slot or task.job in ended])
+        self._manager.forget(map(_anchor, ended))
 
     def _progress(self, live: _Live, tasks: list[Task], crowded: Mapping[str, Collection[str]]) -> SlotProgress:
         """How the job trains in this slot as long as no node fails."""
@@ -407,6 +417,11 @@ class _Run:
             workers=size.workers,
             ps=size.ps,
         )
+
+
+def _anchor(job: JobKey) -> str:
+    """Handle of a job's anchor, which the manager lists for as long as the job has not ended."""
+    return f"anchor-{job.id}"
 
 
 def _size(tasks: Sequence[Task]) -> Allocation:
