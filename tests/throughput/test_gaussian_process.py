@@ -292,7 +292,7 @@ def test_lookahead_goes_to_what_is_known_to_be_fast_and_tries_what_may_be_faster
     diagonal = type(seen)(**known, tasks=(), speeds=(told("m", {(n, n): 10.0 for n in range(1, 5)}, 16),))
     [size] = allocations(Lookahead(optimism=2.0), diagonal)
     assert size.workers != size.ps
-    assert ask(Lookahead(optimism=2.0), diagonal).policy_version == "3 optimism=2"
+    assert ask(Lookahead(optimism=2.0), diagonal).policy_version == "4 optimism=2"
 
 
 @pytest.mark.parametrize("optimism", [float("-inf"), float("inf"), float("nan")])
