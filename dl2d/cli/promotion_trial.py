@@ -129,7 +129,8 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint) ->
     is_site = not settings.mode.acts
     trained_on = {*learned_days(parent), *(day.name for day in split.trained_on)}
     too_little = too_little_to_compare(
-        _cases(split, is_site=is_site), _gate_settings(settings, split, 0.0, _not_counted(trained_on))
+        _cases(split, is_site=is_site),
+        _gate_settings(settings, split, 0.0, _not_counted(trained_on, "training takes")),
     )
     return "" if too_little is None else too_little.reason
 
@@ -163,7 +164,7 @@ def on_trial(
             load_placement(settings.placement),
             costs=split.costs,
             rules=guard_rules(settings),
-            settings=_gate_settings(settings, split, margin, _not_counted(days)),
+            settings=_gate_settings(settings, split, margin, _not_counted(days, "it was trained on")),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
@@ -202,9 +203,9 @@ def _gate_settings(settings: Settings, split: Split, margin: float, not_counted:
     )
 
 
-def _not_counted(trained_on: Collection[str]) -> str:
-    """Which recorded days and jobs a comparison leaves out, in words."""
-    days = f"the {counted(len(trained_on), 'day')} that it was trained on and " if trained_on else ""
+def _not_counted(trained_on: Collection[str], why: str) -> str:
+    """Which recorded days and jobs a comparison leaves out, in words; ``why`` completes "days that ..."."""
+    days = f"{counted(len(trained_on), 'day')} that {why} and " if trained_on else ""
     return f"{days}jobs that did not end do not count"
 
 

@@ -50,10 +50,9 @@ def amounts_with_tasks(demand: Resources, tasks: int) -> tuple[tuple[str, int], 
 
 
 class LimitRoom:
-    """What limits leave jobs besides what they were given, in thousandths; of floors, which limits do not bound, less
-    than 0.
+    """What each limit still leaves while tasks are added, in thousandths.
 
-    Jobs in no limit are given anything.
+    Floors count even beyond a limit, so it may be less than 0. A job in no limit is never blocked.
     """
 
     def __init__(self, limits: Iterable[SharedLimit]) -> None:

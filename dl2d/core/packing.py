@@ -302,7 +302,7 @@ class Packing:
     def place_on(self, node: str, demand: Resources, job: JobKey | None = None) -> bool:
         """Add one new task on a node of the caller's choice; returns whether it has room and takes the job's tasks.
 
-        Limits are not looked at.
+        Limits are neither checked nor counted.
         """
         number, vector = self._number.get(node), self._vector(demand, job)
         if number is None or vector is None or not self._classes.takes_tasks[number]:
@@ -313,7 +313,7 @@ class Packing:
         return fits
 
     def remove(self, node: str, demand: Resources, job: JobKey | None = None) -> None:
-        """Take a task out again that was placed by anything but ``add``, for this job."""
+        """Remove a task that ``place`` or ``place_all`` added; with ``job``, out of this job's limits, too."""
         if job is not None:
             self.limits.take_tasks(job, demand, -1)
         number = self._number[node]

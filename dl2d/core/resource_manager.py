@@ -189,9 +189,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     time_limit_at: float = 0.0
     #: Id of a task of a job array for users (``12_3``); empty for other jobs.
     array_id: str = ""
-    #: Of one that runs: it holds its resources, and its processes stand still or have not been started yet, since it is
-    #: suspended, or its node is being readied.
-    suspended: bool = False
+    #: Of one that runs: it holds its resources, but its processes do not execute, since it is suspended, or its node is
+    #: being prepared.
+    not_executing: bool = False
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
     #: Of a task that waits: it waits for something that has nothing to do with its node, such as a hold or a licence.

@@ -36,7 +36,7 @@ class TickLog:
         before, self._resting_claims = self._resting_claims, frozenset(report.resting_claims)
         if new := sorted(self._resting_claims - before):
             log.warning(
-                "tasks moved in vain for these again and again; none leaves a node for them for up to an hour",
+                "waiting jobs lost nodes that tasks left for them again and again; no more leave for them for an hour",
                 claims=new[:_MAX_JOBS_NAMED],
                 count=len(new),
             )

@@ -50,7 +50,7 @@ class DayJob:
     owner: Owner | None = None
     #: Whether nobody reported its speed.
     unreported: bool = False
-    #: Whether its epochs are what it did until it ended, on this day or later; not where it still runs.
+    #: Whether the job has ended, so that its number of epochs is known.
     length_known: bool = True
 
 

@@ -22,7 +22,7 @@ from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
-from dl2d.tick.count_failed_starts import gave_up_unheard
+from dl2d.tick.count_failed_starts import gave_up_unconnected
 
 #: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further
 #: refusal or failure there, up to the second value.
@@ -64,7 +64,7 @@ def remember_failing_nodes(
         found = withdrawn.get(task.tag)
         if _failed_on_node(task, change):
             failed[change.job].setdefault(change.node or task.node, f"a task failed there: {change.note}")
-        if gave_up_unheard(task, change):
+        if gave_up_unconnected(task, change):
             failed[change.job].setdefault(change.node or task.node, f"a task {change.note}")
         if found is None or found.limit is not None:
             continue

@@ -357,7 +357,7 @@ def _task_change(
         return None if unchanged else change_to(task.state, listed.reason), ""
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""
-    if may_give_up and elapsed.unheard is not None and elapsed.unheard > timeouts.start_seconds:
+    if may_give_up and elapsed.unconnected is not None and elapsed.unconnected > timeouts.start_seconds:
         note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, although it runs"
         return change_to(TaskState.DRAINING, note), "did not reach its coordinator"
     # Its coordinator may have reported it before it was listed as running.

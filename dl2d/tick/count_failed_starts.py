@@ -38,7 +38,7 @@ def count_failures(
         task = before[change.job, change.task]
         if task.asked_at < counted.get(change.job, NO_FAILURES).at:
             continue
-        if gave_up_unheard(task, change):
+        if gave_up_unconnected(task, change):
             from_outside[change.job] = f"{change.task}: {change.note}"
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
@@ -56,7 +56,7 @@ def count_failures(
     return counted
 
 
-def gave_up_unheard(task: Task, change: TaskChange) -> bool:
+def gave_up_unconnected(task: Task, change: TaskChange) -> bool:
     """Whether a change gives up a task of a live job of which its coordinator has heard nothing.
 
     Other granted tasks begin to drain with the end of their job.

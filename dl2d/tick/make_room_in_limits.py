@@ -118,9 +118,9 @@ class LimitHistory:
     #: which shows none.
     granted: frozenset[_Key] = frozenset()
     decided: frozenset[_Key] | None = frozenset()
-    #: Handles of the jobs that are given up. No node is vacated for them either: what moves for one of them would take
-    #: the room in its limit, so that it waits for that again.
-    passed_over: frozenset[str] = frozenset()
+    #: Handles of the jobs that are given up. No node is vacated for them either: tasks that move for it would fill its
+    #: limit again.
+    given_up_handles: frozenset[str] = frozenset()
 
     def is_undecided(self) -> bool:
         """Whether a job has got room that had none at the last decision."""
@@ -152,7 +152,7 @@ def make_room_in_limits(
     jobs = ElasticJobs(snapshot, listing, silent)
     limited_by = frozenset[str]().union(*(each.limits for each in held.values()))
     rooms = _rooms(snapshot, listing.growth_limits, limited_by)
-    by_name: dict[str, list[_LimitRoom]] = defaultdict(list)
+    by_name: dict[str, list[_LimitWithClaims]] = defaultdict(list)
     for room in rooms.values():
         by_name[room.limit.reason].append(room)
     given_up = _given_up(history, expired, now)
@@ -162,7 +162,7 @@ def make_room_in_limits(
     waited: dict[_Key, _Waited] = {}
     granted: set[_Key] = set()
     failed: set[_Kind] = set()
-    passed_over: set[str] = set()
+    given_up_handles: set[str] = set()
     given_up_before: dict[str, set[_Kind]] = defaultdict(set)
     claims = [(claim, each) for each in held.values() for claim in each.claims]
     for claim, each in sorted(claims, key=lambda pair: -pair[0].priority):
@@ -172,7 +172,7 @@ def make_room_in_limits(
         mine = [room for name in each.limits for room in by_name[name] if room.needs(claim)]
         if kind in given_up:
             given_up_before[claim.user].add(kind)
-            passed_over.add(claim.handle)
+            given_up_handles.add(claim.handle)
         if kind in given_up or kind in failed or len(given_up_before[claim.user]) >= MAX_GIVEN_UP_SHAPES:
             continue
         first, before = key not in waited, history.waited.get(key, _Waited())
@@ -190,7 +190,7 @@ def make_room_in_limits(
             waited[key] = before.after(now, is_free=is_free, waits_for_limit=waits_for_limit)
         if waited[key].in_vain(now):
             given_up[kind] = now
-            passed_over.add(claim.handle)
+            given_up_handles.add(claim.handle)
             continue
         for room in mine:
             room.grant(claim, jobs)
@@ -201,7 +201,7 @@ def make_room_in_limits(
         for changed in (rooms[number].limits() if number in rooms else (limit,))
     )
     decided = history.decided if granted else frozenset[_Key]()
-    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(passed_over))
+    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(given_up_handles))
 
 
 def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[str, _Held], list[_Held]]:
@@ -254,14 +254,14 @@ def _given_up(history: LimitHistory, expired: Iterable[_Held], now: float) -> di
     return given_up
 
 
-def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection[str]) -> dict[int, _LimitRoom]:
+def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection[str]) -> dict[int, _LimitWithClaims]:
     """The room in the ``wanted`` limits (``GrowthLimit.reason``), by their place among all."""
     tasks: dict[JobKey, list[Task]] = defaultdict(list)
     for task in snapshot.tasks:
         tasks[task.job].append(task)
     floors, held = dict(snapshot.floors), snapshot.held()
     by_anchor = {job.anchor: job for job in snapshot.jobs}
-    rooms = {number: _LimitRoom(limit) for number, limit in enumerate(limits) if limit.reason in wanted}
+    rooms = {number: _LimitWithClaims(limit) for number, limit in enumerate(limits) if limit.reason in wanted}
     for room in rooms.values():
         for anchor in sorted(room.limit.anchors & by_anchor.keys()):
             job = by_anchor[anchor]
@@ -280,7 +280,7 @@ def _held_by(tasks: Collection[Task]) -> _Amounts:
     return Counter({**dict(Resources.total(task.demand for task in tasks).thousandths), TASKS: 1000 * len(tasks)})
 
 
-def _keep_minimum(key: JobKey, jobs: ElasticJobs, rooms: Collection[_LimitRoom]) -> None:
+def _keep_minimum(key: JobKey, jobs: ElasticJobs, rooms: Collection[_LimitWithClaims]) -> None:
     """Keep room for the minimum size of a waiting elastic job, if all its limits can have it."""
     request = jobs.requests[key]
     minimum = _demand(request, request.min_size)
@@ -290,7 +290,7 @@ def _keep_minimum(key: JobKey, jobs: ElasticJobs, rooms: Collection[_LimitRoom])
             room.keep(key, minimum)
 
 
-class _LimitRoom:
+class _LimitWithClaims:
     """What a limit has for jobs that wait for it, and how much of that elastic jobs have to give up."""
 
     def __init__(self, limit: GrowthLimit) -> None:

@@ -62,8 +62,8 @@ def startable_waiting_jobs(
     """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
     Empty in two cases, for as long as they last, since the other jobs may then wait for their turn in a queue. A policy
-    that keeps the order of a queue leaves room for its first job, and one that learned from it gives no reason by which
-    the two could be told from a policy that forgets jobs:
+    that keeps the order of a queue leaves room for its first job. A learned one that imitates it gives no reason, so it
+    cannot be distinguished from one that leaves jobs out by mistake:
 
     - a job without tasks was given a size and is deferred;
     - a waiting job does not fit now, but would fit into the empty cluster.

@@ -43,8 +43,8 @@ log = structlog.get_logger()
 #: may come back later than the resource manager. And how often it is asked.
 _ACCOUNTING_SECONDS: Final = 600.0
 _ASK_AGAIN_SECONDS: Final = 60.0
-#: How long an anchor is missing before its job ends although its coordinator calls, as one may that was started outside
-#: of its batch job; and before accounting is asked for the first time how it ended.
+#: How long an anchor that is not listed counts as running while its coordinator reports, as one may that was started
+#: outside of its batch job. Only then is accounting asked how it ended.
 _CALLING_SECONDS: Final = 600.0
 
 
@@ -116,10 +116,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
     )
     starting = {job.key: found for job in before.jobs if (found := context.starting(job.key)) is not None}
-    suspended = {tag for tag, listed in matches.listed.items() if listed.suspended}
+    not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
         state.state_since, before.tasks, now,
-        lambda task: task.id in starting.get(task.job, ()) or task.tag in suspended,
+        lambda task: task.id in starting.get(task.job, ()) or task.tag in not_executing,
     )  # fmt: skip
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:

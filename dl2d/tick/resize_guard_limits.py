@@ -15,7 +15,8 @@ No rule adds tasks to what the policy gave, except that a job keeps tasks that i
 growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
 cool-down protects. Tasks of a job that has never had its minimum size count as growth, with one exception: in an
 exceeded limit (4) the minimum sizes of such jobs come before what other jobs have above theirs. Policies see the limits
-(``Snapshot.limits``); one is exceeded by a policy that does not keep to it, or by the floors of its jobs.
+(``Snapshot.limits``). One is exceeded by floors, by jobs that have more than the resource manager allows by now, where
+it makes room for jobs of others, or by a policy that does not keep to it.
 """
 
 from __future__ import annotations
@@ -181,11 +182,11 @@ def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held:
         elapsed = at - job.progress.at
-        what = (
-            job.coordinator_end
-            or f"its coordinator is silent, being ended or not listed (last report {elapsed:.0f} s ago)"
+        what = job.coordinator_end or (
+            "its coordinator is silent, it is being ended, or the resource manager does not list its anchor "
+            f"(last report {elapsed:.0f} s ago)"
         )
-        text = f"{what}: allocation unchanged until it reports again"
+        text = f"{what}: allocation unchanged meanwhile"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found
 

@@ -23,7 +23,7 @@ def update_state_since(
     """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
 
     Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them. The
-    time of a granted task ``is_starting`` begins anew: it is known to make its way, or cannot.
+    time of a granted task begins anew while it ``is_starting``: its dl2-run is connected, or its processes cannot run.
     """
     found = {}
     for task in tasks:
@@ -50,7 +50,7 @@ class Elapsed(NamedTuple):
     since_told: float | None
     #: Of a granted task: seconds in which its coordinator can have heard of it and has not. None if it does not call,
     #: or does not say of which tasks it has heard.
-    unheard: float | None = None
+    unconnected: float | None = None
 
 
 def elapsed_times(
@@ -82,6 +82,6 @@ def elapsed_times(
         if not task.state.wanted:
             told = max(told, joined_since.get((task.job, task.role), told))
         since_told = None if told == math.inf else now - told
-        unheard = since_told if task.state is TaskState.GRANTED and task.job in saying else None
-        found[task.tag] = Elapsed(now - since, since_told, unheard)
+        unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
+        found[task.tag] = Elapsed(now - since, since_told, unconnected)
     return found

@@ -74,7 +74,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
         allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off,
-        without_replacement=without_replacement, passed_over=limit_history.passed_over,
+        without_replacement=without_replacement, excluded_handles=limit_history.given_up_handles,
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
     snapshot = replace(

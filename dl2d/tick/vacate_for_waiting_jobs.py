@@ -89,7 +89,7 @@ def claim_nodes(
     backing_off: Collection[JobKey] = (),
     growth_limits: Iterable[GrowthLimit] = (),
     without_replacement: Collection[TaskGroup] = (),
-    passed_over: Collection[str] = (),
+    excluded_handles: Collection[str] = (),
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
@@ -99,14 +99,14 @@ def claim_nodes(
     for whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower
     priority.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
-    An incomplete listing may lack nodes and jobs, so that nothing is claimed; nor is anything by the handles
-    ``passed_over``.
+    An incomplete listing may lack nodes and jobs, so that nothing is claimed; nor is anything for the
+    ``excluded_handles``.
     """
     if listing.incomplete:
         return snapshot, history
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(
-        (_not_behind_later_others(claim, history) for claim in listing.claims if claim.handle not in passed_over),
+        (_not_behind_later_others(claim, history) for claim in listing.claims if claim.handle not in excluded_handles),
         key=lambda claim: (claim.standing, -claim.priority),
     )
     first_in_line = {_key(claim): (claim.user, _shape(claim)) for claim in claims if not claim.behind_others}

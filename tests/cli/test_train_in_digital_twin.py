@@ -129,7 +129,7 @@ def test_too_few_days_for_the_gate_are_told_before_the_training(
     assert ran.status == 1
     assert ran.err.startswith("dl2d: there is too little to compare on: 1 day with ")
     assert ran.err.endswith(
-        " are needed (the 1 day that it was trained on and jobs that did not end do not count); nothing was trained\n"
+        " are needed (1 day that training takes and jobs that did not end do not count); nothing was trained\n"
     )
     assert not (tmp_path / "out").exists()
     with closing(SqlStore(site[1])) as store:

@@ -264,7 +264,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     # Nor is what was learned from compared on.
     saved = dl2d("shadow", "-c", config, "--json").json["saved"]
     assert saved["days"] == days[1:]
-    assert "are needed (the 1 day that it was trained on and jobs that did not end do not count)" in saved["reason"]
+    assert "are needed (1 day that it was trained on and jobs that did not end do not count)" in saved["reason"]
     ran = dl2d(*train[:2], "--min-jobs", "24", *train[4:])
     assert ran.status == 1
     too_few = "at least 24 are needed; record more, or lower --min-jobs; "

@@ -550,9 +550,9 @@ def test_a_first_version_whose_decisions_fail_is_set_aside_and_health_says_so(
         changes = running.daemon._store.registry.changes("dl2")
     digits = with_checkpoint().checkpoint.digest[:12]
     assert problem == (
-        f"policy dl2 version {digits} is set aside and the fallback decides: it was withdrawn, and no version can take "
+        f"policy dl2 version {digits} is set aside and the fallback decides: it failed, and no other version can take "
         "its place: 5 consecutive decisions failed, the last one: policy dl2 failed: overflow; promote another (dl2d "
-        "policy promote)"
+        "policy promote), or reload to try it again"
     )
     assert ticks["context"].withdrawn is not None
     assert len(changes) == 2  # it went live, and the remark

@@ -308,7 +308,7 @@ def test_a_listing_that_is_unreadable_in_part_takes_no_options_from_tasks(
     slurm.answer("squeue", **torn)
     manager = manager_on()
     assert manager.listing().incomplete
-    with pytest.raises(Unavailable, match="could not be read in part, and lacks job 12"):
+    with pytest.raises(Unavailable, match="could not be read, and job 12 is not in the rest"):
         manager.submit(task())
     assert slurm.calls("sbatch") == []
     for answer in ({"rows": [job_row(12, QOS="gold", Nice=50)]}, torn):

@@ -288,7 +288,7 @@ def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: s
 def test_jobs_that_hold_their_room_and_do_not_run_are_suspended() -> None:
     states = ("SUSPENDED", "STOPPED", "CONFIGURING", "POWER_UP_NODE", "RUNNING", "COMPLETING", "PENDING")
     rows = [job_row(number, State=state) for number, state in enumerate(states, start=1)]
-    assert [job.suspended for job in parse_jobs(jobs_of(*rows), WORD).jobs] == [True] * 4 + [False] * 3
+    assert [job.not_executing for job in parse_jobs(jobs_of(*rows), WORD).jobs] == [True] * 4 + [False] * 3
 
 
 def test_what_runs_is_not_counted_twice() -> None:

@@ -201,7 +201,7 @@ def test_a_task_that_runs_and_does_not_reach_its_coordinator_is_replaced_elsewhe
         world.tick(20.0)
         on_n1 = [job for job in manager.live() if job.node == "n1"]
         for job in on_n1:
-            manager.put(structs.replace(job, suspended=why == "is suspended"), (("n1", Resources.of(gpu=1)),))
+            manager.put(structs.replace(job, not_executing=why == "is suspended"), (("n1", Resources.of(gpu=1)),))
             ended_after = world.now - job.submitted
         if not on_n1:
             world.beat()

@@ -439,8 +439,8 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == (
-        "its coordinator is silent, being ended or not listed (last report 1000 s ago): "
-        "allocation unchanged until it reports again"
+        "its coordinator is silent, it is being ended, or the resource manager does not list its anchor "
+        "(last report 1000 s ago): allocation unchanged meanwhile"
     )
 
 

@@ -160,12 +160,12 @@ class ActiveVersion:
         except LiveVersionChanged:
             return False
         except RegistryError as error:
-            failed = f"was withdrawn, and no version can take its place: {reason}"
+            failed = f"failed, and no other version can take its place: {reason}"
             self.set_aside = SetAside(
                 self._name, version, f"{failed}; promote another (dl2d policy promote), or reload to try it again"
             )
             log.error(
-                "failing policy version stays live, because none can replace it, and the fallback decides",
+                "policy version fails, and no other can take its place: it stays live, and the fallback decides",
                 policy=self._name, version=version, reason=reason, error=str(error),
             )  # fmt: skip
             text = f"{reason}; the fallback decides until another is live or the settings are reloaded: {error}"

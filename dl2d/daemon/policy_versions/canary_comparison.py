@@ -3,8 +3,8 @@
 A job's time is from submission to end, by its work (samples or steps). A day (UTC) is one sample: the mean logarithm of
 the times of its jobs in the policy's group less that of the others, with the mean of each kind of job taken away, so
 that a day's load, which both groups share, and the kinds of its jobs cancel out. A day counts once all jobs that were
-submitted on it have ended, or run for half of the canary's time: otherwise jobs that take long would be missing. One
-that runs longer has that time, in either group (a restricted mean), so that none is left out for what its policy did.
+submitted on it have ended, or were submitted half of the canary's time ago: otherwise jobs that take long would be
+missing. One that takes longer counts with that time, in either group (a restricted mean).
 """
 
 from __future__ import annotations

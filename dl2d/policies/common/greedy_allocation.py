@@ -166,8 +166,8 @@ class GreedyAllocation:
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it; one that has all that its
-    limits allow keeps no other job waiting. One that may use some of the nodes only keeps those jobs waiting that may
+    A job whose tasks are larger than any node is skipped, since waiting would not help it; one that is stopped
+    by a limit does not end it either. One that may use some of the nodes only keeps those jobs waiting that may
     use the same.
 
     Parameters

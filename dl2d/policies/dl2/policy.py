@@ -47,7 +47,7 @@ from dl2d.throughput.remaining_time import samples_left
 DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
 #: Thousandths by resource.
 Amounts = tuple[tuple[str, int], ...]
-#: What a job that is in no limit may have more, in thousandths.
+#: Stands for no limit, in thousandths.
 _UNLIMITED: Final = 1 << 62
 #: Maximum number of steps of a job that are reported as alternatives.
 _MAX_ALTERNATIVES: Final = 3

@@ -128,9 +128,9 @@ class SlurmManager:
         self._tasks: Mapping[str, Task] = {}
         self._spelling: Mapping[str, str] = {}
         self._capacities: Mapping[str, Resources] = {}
-        #: Options of each job that had not ended in the last listing, by the id that users know; and whether that could
-        #: not be read in part, so that there may be others.
+        #: Options of each job that had not ended in the last listing, by the id that users know.
         self._options_by_job: Mapping[str, AnchorOptions] = {}
+        #: Whether a part of that listing could not be read, so that there may be others.
         self._options_missing = False
         self._partitions: Mapping[str, Partition] = {}
         #: Of jobs with tasks, and of waiting jobs.
@@ -169,7 +169,7 @@ class SlurmManager:
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """See ``ResourceManager``. docs/slurm.md has the table of what is asked of Slurm, and when."""
         if tasks is not None:
-            # An id that slurmctld has given again is that of the later task.
+            # If slurmctld has used an id again, it is that of the later task.
             in_order = sorted(tasks, key=lambda task: task.asked_at)
             before, self._tasks = self._tasks, {task.handle or task.tag: task for task in in_order}
             self._last = self._last if self._tasks.keys() == before.keys() else None
@@ -257,7 +257,7 @@ class SlurmManager:
         nodes = parse_nodes(answer, terminator, [name for name in partition.split(",") if name])
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
-        # Starts that another thread makes now need those of jobs whose records are the unreadable ones.
+        # Options of jobs whose records were unreadable are kept: another thread may be starting their tasks.
         self._options_missing = bool(jobs.unreadable)
         self._options_by_job = {**self._options_by_job, **jobs.options} if jobs.unreadable else jobs.options
         self._partitions = nodes.partitions
@@ -319,7 +319,10 @@ class SlurmManager:
             self.listing()
         check_fits(task, self._capacities)
         if self._options_missing and task.job.id not in self._options_by_job:
-            raise Unavailable(f"squeue's last answer could not be read in part, and lacks job {task.job.id}")
+            raise Unavailable(
+                f"a part of squeue's last answer could not be read, and job {task.job.id} is not in the rest: its task "
+                "is started when it is"
+            )
         task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
         if task.job.id in self._options_by_job and task.job.id not in self._excluded:

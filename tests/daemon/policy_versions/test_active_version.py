@@ -176,11 +176,11 @@ def test_a_version_that_fails_and_is_the_first_is_set_aside_until_another_is_liv
     active = site.active()
     with capture_logs() as logs:
         assert [active.withdraw("it failed") for _ in range(2)] == [True, False]
-    assert [entry["event"][:33] for entry in logs] == ["failing policy version stays live"]
+    assert [entry["event"][:20] for entry in logs] == ["policy version fails"]
     shipped = with_checkpoint().checkpoint.digest
     assert active.set_aside is not None
     assert (active.set_aside.policy, active.set_aside.version) == ("dl2", shipped[:12])
-    assert "no version can take its place: it failed; promote another" in active.set_aside.reason
+    assert "no other version can take its place: it failed; promote another" in active.set_aside.reason
     remarks = [change.reason for change in site.store.registry.changes("dl2") if "it failed" in change.reason]
     assert len(remarks) == 1
     assert "; the fallback decides until " in remarks[0]

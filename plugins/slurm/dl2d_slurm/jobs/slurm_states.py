@@ -46,7 +46,7 @@ JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
 )
 
 #: Those of a job that holds its room while its processes stand still, or have not been started yet.
-SUSPENDED_STATES: Final = frozenset({"CONFIGURING", "POWER_UP_NODE", "STOPPED", "SUSPENDED"})
+NOT_EXECUTING_STATES: Final = frozenset({"CONFIGURING", "POWER_UP_NODE", "STOPPED", "SUSPENDED"})
 
 #: sinfo(1), NODE STATE CODES, extended and compact forms. Nothing is put on a node that Slurm's power saving has put
 #: to sleep: waking machines is for an admin to decide.

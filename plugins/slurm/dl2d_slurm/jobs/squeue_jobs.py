@@ -27,7 +27,7 @@ from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
     sharing_rule,
     waiting_job,
 )
-from dl2d_slurm.jobs.slurm_states import SUSPENDED_STATES, job_state
+from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
 from dl2d_slurm.settings import SharingRule, SlurmStaticJobRule
 from dl2d_slurm.submission.partitions import task_partitions
 from dl2d_slurm.submission.sbatch_options import ANCHOR_FIELDS, OWN_OPTIONS_FIELD, REFUSED_FIELDS, AnchorOptions
@@ -290,7 +290,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         ended=float(timestamp(record["EndTime"])) if state.ended else 0.0,
         time_limit_at=float(timestamp(record["EndTime"])) if state is RmJobState.RUNNING else 0.0,
         array_id=array_id(record),
-        suspended=record["State"] in SUSPENDED_STATES,
+        not_executing=record["State"] in NOT_EXECUTING_STATES,
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
         static=static_job(record, _allocated_or_requested(record), rules, started) if rules else None,

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 #: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
 _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
-_ASK_PARTITIONS: Final = ("scontrol", "--all", "--oneliner", "show", "partition")
+_ASK_PARTITIONS: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
