@@ -430,7 +430,7 @@ def test_options_of_sbatch_in_a_batch_script(dl2d: Dl2d, tmp_path: Path):
     ran = dl2d("check", "-c", configured(tmp_path), script)
     assert ran.status == 0
     assert "vgg-16, 4 epochs, 1 to 16 workers, 1 to 2 PSs" in ran.out
-    assert "of the #SBATCH lines, these do not hold for tasks: --job-name\n" in ran.out
+    assert "of the options of sbatch, these do not hold for tasks: --job-name\n" in ran.out
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,15 @@ def test_a_job_is_told_which_of_its_options_do_not_hold_for_its_tasks(
 ) -> None:
     text = "#!/bin/sh\n#SBATCH -L matlab --mail-type=END --time=30 -p gpu -s\n#DL2 model=resnet-50\ntrue\n"
     authentication.answer("scontrol", stdout=text)
-    alone = "of the #SBATCH lines, these do not hold for tasks: --licenses, --mail-type, --oversubscribe"
+    alone = "of the options of sbatch, these do not hold for tasks: --licenses, --mail-type, --oversubscribe"
     assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).remarks == (alone,)
+    authentication.answer("scontrol", stdout="#!/bin/sh\n#DL2 model=resnet-50\ntrue\n")
+    assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).remarks == ()
+    authentication.answer("squeue", rows=[OWNER_ROW | {"Licenses": "matlab:1"}])  # by sbatch's command line
+    (remark,) = manager_on(cluster="fake").authenticate("12", CREDENTIAL).remarks
+    assert remark == "of the options of sbatch, these do not hold for tasks: --licenses"
+    authentication.answer("squeue", rows=[OWNER_ROW])
+    authentication.answer("scontrol", stdout=text)
     elsewhere = "tasks of this job run in partition small, not in gpu as its batch job does"
     assert manager_on(cluster="fake", partition="small").authenticate("12", CREDENTIAL).remarks == (alone, elsewhere)
 

@@ -39,7 +39,7 @@ JOB_FIELDS = (
 )
 OWNER_FIELDS = (
     *("JobID", "JobArrayID", "State", "SubmitTime", "UserID", "GroupID", "UserName", "Account", "Partition", "QOS"),
-    *(*REFUSED_FIELDS, OWN_OPTIONS_FIELD, "Name"),
+    *(*REFUSED_FIELDS, OWN_OPTIONS_FIELD, "Licenses", "Name"),
 )
 IDENTITY_FIELDS = ("JobID", "JobArrayID", "SubmitTime", "UserName")
 #: For listings; squeue shortens the numbers of an array's tasks that wait to 64 characters unless it is told otherwise.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
-from dl2d_slurm.commands.command_output_values import exclusive_kind, owner_of, timestamp
+from dl2d_slurm.commands.command_output_values import exclusive_kind, owner_of, timestamp, value_or_empty
 from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
 from dl2d_slurm.jobs.slurm_states import job_state
@@ -133,7 +133,7 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
         script=script,
         options=own_options(found),
         handle=rm_id,
-        remarks=remarks(given),
+        remarks=remarks([*given, *(["licenses"] if value_or_empty(found["Licenses"]) else [])]),
     )
 
 

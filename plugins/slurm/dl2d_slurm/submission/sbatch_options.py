@@ -164,10 +164,10 @@ def refuse_options(names: Iterable[str]) -> None:
 
 
 def remarks(names: Iterable[str]) -> tuple[str, ...]:
-    """What the user of a job should know of the options in its ``#SBATCH`` lines, dl2d's own left out."""
+    """What the user of a job should know of these options, which were given to sbatch; dl2d's own are left out."""
     own = dict.fromkeys(names)
     alone = [f"--{name}" for name in own if name not in _NOT_REMARKED and not name.startswith("dl2-")]
-    return (f"of the #SBATCH lines, these do not hold for tasks: {', '.join(alone)}",) if alone else ()
+    return (f"of the options of sbatch, these do not hold for tasks: {', '.join(alone)}",) if alone else ()
 
 
 def own_options(record: Mapping[str, str]) -> str:
