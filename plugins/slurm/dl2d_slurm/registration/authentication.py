@@ -33,10 +33,10 @@ _MUNGE_WORDS = {
 
 #: Partitions whose jobs all get nodes of their own, and those that give each node to the jobs of one user. The second
 #: forms are those of Slurm 26.05.
-_EXCLUSIVE_PARTITION = re.compile(
+EXCLUSIVE_PARTITION = re.compile(
     r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
 )
-_EXCLUSIVE_USER_PARTITION = re.compile(r"^PartitionName=(\S+) .*\b(?:ExclusiveUser=YES|Exclusive=USER)\b", re.MULTILINE)
+EXCLUSIVE_USER_PARTITION = re.compile(r"^PartitionName=(\S+) .*\b(?:ExclusiveUser=YES|Exclusive=USER)\b", re.MULTILINE)
 _LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 
 
@@ -166,7 +166,7 @@ def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str
     config = commands.run("scontrol", "show", "config")
     if partitions.status != 0 or config.status != 0:
         return False
-    exclusive = set(_EXCLUSIVE_PARTITION.findall(partitions.stdout))
+    exclusive = set(EXCLUSIVE_PARTITION.findall(partitions.stdout))
     if kind in ("USER", "MCS"):
-        exclusive.update(_EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
+        exclusive.update(EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
     return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None
