@@ -23,7 +23,7 @@ from slurm_fakes import FakeSlurm, node_row
 from dl2d.cli import check
 from dl2d.daemon.key_and_address_files import write_address
 from dl2d.store.sql_store import SqlStore
-from dl2d_slurm.registration.partition_advice import partition_advice
+from dl2d_slurm.registration.configuration_advice import partition_advice
 from dl2d_slurm.settings import SlurmSettings
 from pslite.launch.daemon_address_file import DaemonAddress
 

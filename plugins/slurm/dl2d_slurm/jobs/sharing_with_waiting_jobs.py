@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.errors import ResourceManagerError
-from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, Yields
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import (
     EXCLUSIVE_FIELDS,
@@ -26,10 +24,8 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
-from dl2d_slurm.commands.commands import Commands, command_environment, configured
-from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
-from dl2d_slurm.settings import SharingRule, SlurmSettings
+from dl2d_slurm.settings import SharingRule
 from dl2d_slurm.submission.partitions import Partition
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
@@ -48,7 +44,6 @@ _ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
-_PRIORITY_BASIC: Final = "priority/basic"
 
 
 #: The rule of partitions that no rule names.
@@ -242,24 +237,3 @@ def share_limits(
         left = {resource: amount * share - has.get(resource) for resource, amount in capacity.as_dict().items()}
         reason = f"elastic jobs may hold {100 * share:g} % of partition {name}"
         yield GrowthLimit(frozenset(members[name]), left, reason, enforced=False)
-
-
-def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What ``dl2d check`` advises where priorities say only who came first; "" for nothing, or if Slurm does not say.
-
-    ``environ`` has PATH and, perhaps, SLURM_CONF.
-    """
-    if all(rule.yields is not Yields.HIGHER_PRIORITY for rule in settings.sharing):
-        return ""
-    environment = command_environment(settings.slurm_conf, environ)
-    rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
-    try:
-        kind = configured(Commands(environment, settings.command_timeout_seconds, rate), "PriorityType")
-    except ResourceManagerError:
-        return ""
-    if kind != _PRIORITY_BASIC:
-        return ""
-    return (
-        f"PriorityType is {kind}: priorities only tell who came first, so with yield: higher-priority elastic jobs "
-        "make no room for jobs that were submitted after them; use yield: always in resource_manager.slurm.sharing"
-    )

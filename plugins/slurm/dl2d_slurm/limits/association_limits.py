@@ -15,6 +15,7 @@ from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.sharing_with_waiting_jobs import handle_for_users
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
@@ -24,7 +25,6 @@ log = structlog.get_logger(__name__)
 
 #: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
 _ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
-_ASK_PARTITIONS: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
@@ -301,7 +301,7 @@ class AssociationLimits:
             found = parse_limits(self._answer(*_ASK), anchors.users)
             if any(limit.qos for limit in found):
                 of_qos: defaultdict[str, set[str]] = defaultdict(set)
-                for name, qos in _PARTITION.findall(self._answer(*_ASK_PARTITIONS)):
+                for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)):
                     of_qos[qos].add(name)
                 found = tuple(replace(limit, qos_partitions=frozenset(of_qos[limit.qos])) for limit in found)
         except ResourceManagerError as error:

@@ -9,7 +9,7 @@ from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
 from dl2d_slurm.commands.command_output_values import exclusive_kind, owner_of, timestamp, value_or_empty
-from dl2d_slurm.commands.command_records import query_jobs
+from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.jobs.squeue_jobs import OWNER_FIELDS, array_id
@@ -162,7 +162,7 @@ def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str
     kind = exclusive_kind(record)
     if not kind:
         return False
-    partitions = commands.run("scontrol", "--all", "--local", "--oneliner", "show", "partition")
+    partitions = commands.run(*SHOW_PARTITIONS)
     config = commands.run("scontrol", "show", "config")
     if partitions.status != 0 or config.status != 0:
         return False
