@@ -28,7 +28,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dl2d.core.cluster import Snapshot, Task, TaskState, claimant_text
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest
-from dl2d.core.resource_manager import TASKS, Claim, GrowthLimit, RmJobState, RmListing
+from dl2d.core.limit_room import amounts_with_tasks
+from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.vacate_for_waiting_jobs import (
@@ -46,7 +47,7 @@ _MAX_COUNTED_SECONDS: Final = 60.0
 #: Maximum number of jobs named in a reason.
 _MAX_SHOWN: Final = 3
 
-#: Amounts by resource, in thousandths, and the number of tasks times a thousand under ``TASKS``.
+#: As ``amounts_with_tasks`` has them.
 _Amounts: TypeAlias = Counter[str]
 
 
@@ -273,11 +274,11 @@ def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection
 
 
 def _demand(request: JobRequest, size: Allocation) -> _Amounts:
-    return Counter({**dict(request.demand_of(size).thousandths), TASKS: 1000 * (size.workers + size.ps)})
+    return Counter(dict(amounts_with_tasks(request.demand_of(size), size.workers + size.ps)))
 
 
 def _held_by(tasks: Collection[Task]) -> _Amounts:
-    return Counter({**dict(Resources.total(task.demand for task in tasks).thousandths), TASKS: 1000 * len(tasks)})
+    return Counter(dict(amounts_with_tasks(Resources.total(task.demand for task in tasks), len(tasks))))
 
 
 def _keep_minimum(key: JobKey, jobs: ElasticJobs, rooms: Collection[_LimitWithClaims]) -> None:
@@ -388,7 +389,7 @@ class _LimitWithClaims:
             yield replace(self.limit, anchors=others, left=left, reason=reason)
 
     def _need(self, claim: Claim) -> dict[str, int]:
-        amounts = {**dict(claim.demand.thousandths), TASKS: 1000}
+        amounts = dict(amounts_with_tasks(claim.demand, 1))
         return {name: amounts.get(name, 0) for name in self.free if amounts.get(name)}
 
     def _jobs_that_yield(self, claim: Claim, jobs: ElasticJobs) -> tuple[frozenset[JobKey], _Amounts]:

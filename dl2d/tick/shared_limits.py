@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Owner
-from dl2d.core.resource_manager import TASKS, GrowthLimit
+from dl2d.core.limit_room import amounts_with_tasks
+from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import GuardRules
 
@@ -64,8 +65,8 @@ def limits_for_policies(
     if not limits and not of_manager:
         return ()
     held = snapshot.held()
-    has = {job.key: _with_tasks(job, held[job.key]) for job in snapshot.jobs}
-    smallest = {job.key: _with_tasks(job, job.request.min_size) for job in snapshot.jobs}
+    by_key = {job.key: job for job in snapshot.jobs}
+    has = {key: _with_tasks(job, held[key]) for key, job in by_key.items()}
     for limit in of_manager:
         together = dict(Resources.total(has[key] for key in limit.jobs).thousandths)
         excess = {name for name, amount in limit.most if together.get(name, 0) > max(amount, 0)}
@@ -75,6 +76,7 @@ def limits_for_policies(
         if len(excess) < len(limit.most):
             limits.append(replace(limit, most=tuple(bound for bound in limit.most if bound[0] not in excess)))
         # What the limit leaves for minimum sizes of jobs that have nothing, beside what the others keep for certain.
+        smallest = {key: _with_tasks(by_key[key], by_key[key].request.min_size) for key in limit.jobs}
         names = [name for name, _ in limit.most]
         kept = Resources.total(has[key].minimum(smallest[key]) for key in limit.jobs).in_order(names)
         spare = [most - amount for (_, most), amount in zip(limit.most, kept, strict=True)]
@@ -135,7 +137,7 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
         members = [key for _, key in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
         tasks = [task for key in members for task in tasks_of[key]]
         running = [task.demand for task in tasks if task.state is not TaskState.ASKED]
-        runs = {**dict(Resources.total(running).thousandths), TASKS: 1000 * len(running)}
+        runs = dict(amounts_with_tasks(Resources.total(running), len(running)))
         allowed = [(name, runs.get(name, 0) + round(1000 * left)) for name, left in sorted(limit.left.items())]
         if members:
             limits.append(SharedLimit(tuple(members), tuple(allowed), limit.reason))
@@ -144,4 +146,5 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
 
 def _with_tasks(job: Job, size: Allocation) -> Resources:
     """What a job of this size takes of limits, the number of its tasks included."""
-    return job.request.demand_of(size) + Resources.of({TASKS: size.workers + size.ps})
+    amounts = amounts_with_tasks(job.request.demand_of(size), size.workers + size.ps)
+    return Resources(tuple(sorted(entry for entry in amounts if entry[1])))
