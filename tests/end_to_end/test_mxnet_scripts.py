@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from daemon_process import BIN
 from local_cluster import LocalCluster
 from mxnet_jobs import Unavailable, environ, launch, make_environment
 
-from dl2d.core.jobs import Allocation, JobKey, JobState
+from dl2d.core.jobs import Allocation, JobKey, JobState, Role
 
 SCRIPTS = Path(__file__).with_name("mxnet_scripts")
 FOLDER = Path(__file__).parents[2] / "build" / "mxnet"
@@ -60,23 +61,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Site(LocalCluster):
-    """A cluster whose one limit per user says how many workers and servers a job has."""
+    """A cluster whose one limit per user says how many workers, and how many servers, a job has."""
 
     def __init__(self, directory: Path) -> None:
         nodes = [{"name": "n", "count": 1, "resources": {"cpu": 32, "places": 8, "servers": 8}}]
         manager = {"name": "local", "local": {"state_dir": str(directory / "local"), "nodes": nodes}}
         schedule = {"poll_seconds": 0.2, "slot_seconds": 1}
-        super().__init__(directory, {"resource_manager": manager, "schedule": schedule, "guard": self._limits(2, 1)})
+        super().__init__(directory, {"resource_manager": manager, "schedule": schedule, "guard": self._limits(2)})
 
     @staticmethod
-    def _limits(workers: int, servers: int) -> dict[str, object]:
-        return {"per_user": {"places": workers, "servers": servers}}
+    def _limits(tasks: int) -> dict[str, object]:
+        # The policy, drf, gives a worker and a server at a time.
+        return {"per_user": {"places": tasks, "servers": tasks}}
 
-    def resize(self, job: JobKey, workers: int, servers: int) -> None:
-        self.settings["guard"] = self._limits(workers, servers)
+    def resize(self, job: JobKey, tasks: int) -> None:
+        """Let the job have so many workers and as many servers, and wait until it has them."""
+        self.settings["guard"] = self._limits(tasks)
         self.write()
         self.hang_up()
-        self.wait_for_size(job, workers, servers)
+        self.wait_for_size(job, tasks, tasks)
 
     def wait_for_size(self, job: JobKey, workers: int, servers: int) -> None:
         """Wait until so many take part and train."""
@@ -88,22 +91,22 @@ class Site(LocalCluster):
         progress = self.job(job).progress
         return Allocation(progress.workers, progress.ps)
 
-    def kill_task(self, job: JobKey, task: str) -> None:
-        """Kill the process of a worker or server, and wait until another one has its place."""
+    def kill_task(self, job: JobKey, role: Role) -> None:
+        """Kill the process of the last worker or server, and wait until another one has its place."""
         size = self.confirmed(job)
-        command = "--epochs" if task.startswith("worker") else "pslite.launch.server_process"
-        self.process_of(self.task(job, task), command).kill()
-        self.wait_until(lambda: task not in {each.id for each in self.tasks(job, live=True)}, f"{task} is gone")
+        last = max((each for each in self.tasks(job, live=True) if each.role is role), key=attrgetter("number"))
+        self.process_of(last, "--epochs" if role is Role.WORKER else "pslite.launch.server_process").kill()
+        self.wait_until(lambda: last.id not in {each.id for each in self.tasks(job, live=True)}, f"{last.id} is gone")
         self.wait_for_size(job, *size)
 
     def resize_and_kill(self, job: JobKey) -> None:
-        """Resize the job from 2 workers and a server to 3 and 2, and kill one task of each role and the coordinator."""
-        self.wait_for_size(job, 2, 1)
-        self.resize(job, 3, 1)
-        self.kill_task(job, "worker-1")
-        self.resize(job, 1, 1)
-        self.resize(job, 3, 2)
-        self.kill_task(job, "ps-1")
+        """Resize the job from 2 of each role to 3, 1 and 3, and kill a task of each role and the coordinator."""
+        self.wait_for_size(job, 2, 2)
+        self.resize(job, 3)
+        self.kill_task(job, Role.WORKER)
+        self.resize(job, 1)
+        self.resize(job, 3)
+        self.kill_task(job, Role.PS)
         self.kill_coordinator(job)
 
     def shown(self, command: str, job: JobKey) -> str:
@@ -158,8 +161,8 @@ def test_an_unmodified_script_ends_with_all_its_checkpoints_and_stocks_accuracy(
     assert progress.epoch < EPOCHS
     (line,) = json.loads(site.shown("status --json", job))["jobs"]
     assert progress.epoch <= line["epoch"] <= EPOCHS
-    assert (line["allocation"]["workers"], line["allocation"]["ps"]) == (3, 2)
-    assert "3w+2ps" in site.shown("why", job)
+    assert (line["allocation"]["workers"], line["allocation"]["ps"]) == (3, 3)
+    assert "3w+3ps" in site.shown("why", job)
     slow.unlink()
     ended = site.ended(job)
     assert ended.state is JobState.FINISHED, ended.end_reason

@@ -156,7 +156,7 @@ def test_a_job_trains_through_a_fail_over_and_is_resized_after_it(cluster: YarnC
 
         def unharmed() -> bool:
             assert {task.id for task in daemon.tasks(first, live=True)} == before, str(daemon.tasks(first))
-            assert daemon.confirmed(first) == (2, 1)
+            assert daemon.confirmed(first) == (2, 1), f"{daemon.tasks(first)}\n{daemon.store.decisions(first, limit=3)}"
             return True
 
         cluster.kill(active)

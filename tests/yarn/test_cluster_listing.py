@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from yarn.rm_answers import activities, app, client_of, client_of_lists, lists, node, queue, scheduler, service
+from yarn.rm_answers import activities, amounts, app, client_of, client_of_lists, lists, node, queue, scheduler, service
 from yarn.spoiled_answers import spoiled
 
 from dl2d.core.cluster import NodeState
@@ -40,6 +40,16 @@ def test_applications_and_nodes() -> None:
     assert first.used == Resources.of(cpu=3, gpu=1, memory=1024)
     assert (second.state, second.remark) == (NodeState.DRAINING, "UNHEALTHY: fails its health check")
     assert listing.node_names["node1:45001"] == "node1"
+
+
+def test_a_node_has_its_whole_capacity_while_yarn_recovers_the_containers_on_it() -> None:
+    # What is used was read before a container of 4 CPU was recovered, what is available after it.
+    torn = node(1, used=(1024, 3, 1)) | {"availableResource": amounts(1024, 1, 1), "totalResource": amounts(4096, 8, 2)}
+    (listed,) = read_listing(client_of_lists(lists([], [torn]))).nodes
+    assert listed.capacity == Resources.of(cpu=8, gpu=2, memory=4096)
+    # Its capacity was reduced to less than its containers have.
+    (listed,) = read_listing(client_of_lists(lists([], [torn | {"totalResource": amounts(512, 8, 2)}]))).nodes
+    assert listed.capacity == Resources.of(cpu=8, gpu=2, memory=1024)
 
 
 def test_several_node_managers_of_a_host_are_several_nodes_and_a_restarted_one_is_one() -> None:

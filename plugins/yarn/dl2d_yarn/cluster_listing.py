@@ -124,6 +124,8 @@ class _Node(msgspec.Struct, rename="camel"):
     #: Absent on nodes that are lost.
     used_resource: Vector | None = None
     available_resource: Vector | None = None
+    #: Not before Hadoop 3.4.
+    total_resource: Vector | None = None
     health_report: str = ""
     node_labels: list[str] | None = None
     node_attributes_info: _Attributes | None = None
@@ -342,10 +344,12 @@ def _nodes(nodes: Iterable[_Node]) -> tuple[tuple[Node, ...], dict[str, str], li
         name = node.id if hosts[node.node_host_name] > 1 else node.node_host_name
         names[node.id] = name
         used, unreadable = _resources(node.used_resource)
-        available, _ = _resources(node.available_resource)
+        # YARN writes both amounts one after the other: while it recovers containers, their sum may be too small.
+        total = read_vector(node.total_resource or node.available_resource)
+        total = total.maximum(used) if node.total_resource is not None else total + used
         remarks.extend(f"{node.id}: {words}" for words in unreadable)
         if name not in read or read[name].state is NodeState.DOWN:
-            read[name] = Node(name=name, capacity=used + available, used=used, state=state, remark=remark)
+            read[name] = Node(name=name, capacity=total, used=used, state=state, remark=remark)
     return tuple(read.values()), names, remarks
 
 
