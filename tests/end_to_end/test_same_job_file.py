@@ -86,7 +86,7 @@ def slurm(directory: Path) -> Iterator[Site]:
             config.write_text(yaml.safe_dump({"resource_manager": manager, "api": {"advertise": daemon.url}}))
             command = ("python", "-m", "dl2d.cli", "submit", "--json", "-c", str(config))
             yield daemon, alice.home, lambda file: str(json.loads(cluster.run(*command, file, user=alice).stdout)["id"])
-            assert cluster.running() == []
+            cluster.wait_until(lambda: cluster.running() == [], "the scripts end after their jobs")
             assert {job.owner.user for job in daemon.store.jobs(live=False)} == {alice.name}
             outputs = [path.stat() for path in alice.home.glob("**/*.out")]
             assert len(outputs) > 4

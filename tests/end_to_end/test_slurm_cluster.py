@@ -125,7 +125,7 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
     daemon.wait_until_empty()
     assert daemon.job(job).state is JobState.FINISHED
     assert daemon.job(job).digest == static_digest()
-    assert cluster.running() == []
+    cluster.wait_until(lambda: cluster.running() == [], "the script ends after its job")
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,7 @@ def test_each_task_of_a_job_array_is_an_elastic_job_of_its_own(
     finished = JobState.FINISHED
     assert [daemon.job(job).state for job in jobs] == [finished, JobState.CANCELLED, finished]
     assert {daemon.job(job).digest for job in (jobs[0], jobs[2])} == {static_digest()}
-    # A job's script ends after its job.
-    daemon.wait_until(lambda: not cluster.running(), "the scripts have ended")
+    cluster.wait_until(lambda: cluster.running() == [], "the scripts end after their jobs")
 
 
 def test_a_cancelled_anchor_takes_its_tasks_along(cluster: SlurmCluster, alice: User, daemon: DaemonProcess) -> None:
@@ -327,7 +326,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     assert daemon.job(second).state is JobState.FINISHED
     assert daemon.job(second).digest == static_digest()
     daemon.wait_until_empty()
-    assert cluster.running() == []
+    cluster.wait_until(lambda: cluster.running() == [], "the script ends after its job")
 
 
 def processes_on(user: User, node: str) -> list[psutil.Process]:
