@@ -321,7 +321,8 @@ def _task_change(
        listings in a row that it will not start it there. If it is of the floor, not sooner for a limit: the next one
        would wait for the same limit, behind all that came meanwhile.
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
-       heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected.
+       heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
+       suspended, or whose node is being prepared, these begin twice as long after it was granted.
     """
     if listed is None:
         return _unlisted(task, absence, job_ended=job_end is not None), ""
@@ -358,7 +359,8 @@ def _task_change(
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""
     if may_give_up and elapsed.unconnected is not None and elapsed.unconnected > timeouts.start_seconds:
-        note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, although it runs"
+        why = "it has resources and does not execute" if listed.not_executing else "although it runs"
+        note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, {why}"
         return change_to(TaskState.DRAINING, note), "did not reach its coordinator"
     # Its coordinator may have reported it before it was listed as running.
     unchanged = submit_time_known and listed.node in ("", task.node)

@@ -43,6 +43,8 @@ log = structlog.get_logger()
 #: may come back later than the resource manager. And how often it is asked.
 _ACCOUNTING_SECONDS: Final = 600.0
 _ASK_AGAIN_SECONDS: Final = 60.0
+#: For so many times ``start_seconds`` the time of a task that does not execute is not counted: its node may be booting.
+_NOT_EXECUTING_PERIODS: Final = 2
 #: How long an anchor that is not listed counts as running while its coordinator reports, as one may that was started
 #: outside of its batch job. Only then is accounting asked how it ended.
 _CALLING_SECONDS: Final = 600.0
@@ -116,10 +118,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
     )
     starting = {job.key: found for job in before.jobs if (found := context.starting(job.key)) is not None}
+    held_until = listing.at - _NOT_EXECUTING_PERIODS * timeouts.start_seconds
     not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
         state.state_since, before.tasks, now,
-        lambda task: task.id in starting.get(task.job, ()) or task.tag in not_executing,
+        lambda task: task.id in starting.get(task.job, ()) or (task.tag in not_executing and task.since > held_until),
     )  # fmt: skip
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:

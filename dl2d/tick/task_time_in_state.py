@@ -23,7 +23,8 @@ def update_state_since(
     """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
 
     Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them. The
-    time of a granted task begins anew while it ``is_starting``: its dl2-run is connected, or its processes cannot run.
+    time of a granted task begins anew while it ``is_starting``: its dl2-run is connected, or its processes cannot run
+    yet.
     """
     found = {}
     for task in tasks:
