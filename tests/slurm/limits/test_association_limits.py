@@ -107,7 +107,7 @@ def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
 
     class Silent(Commands):
         def run(self, *argv: str, **options: Any) -> Answer:
-            if argv[-1] == "partition":
+            if argv[-1] in ("partition", "config"):
                 return Answer(0, "", "")
             answer = answers.pop(0)
             if isinstance(answer, Exception):
@@ -120,6 +120,29 @@ def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
     assert first == second
     assert [limit.left for limit in first] == [{"cpu": 6.0}]
     assert answers == []
+
+
+@pytest.mark.parametrize(
+    ("enforced", "left"),
+    [
+        ("none", []),
+        ("associations,qos", []),
+        ("associations,limits,qos", [6.0]),
+        ("associations,limits,qos,safe", [6.0]),
+    ],
+)
+def test_limits_count_where_slurm_enforces_limits(enforced: str, left: list[float]) -> None:
+    class Answers(Commands):
+        def run(self, *argv: str, **options: Any) -> Answer:
+            if argv[-1] == "config":
+                return Answer(0, f"AccountingStorageHost   = head\nAccountingStorageEnforce = {enforced}\n", "")
+            if argv[-1] == "partition":
+                return Answer(0, "", "")
+            return Answer(0, "QOS=high(3) GrpTRES=cpu=9(3) Account Limits=No Accounts User Limits=No Users\n", "")
+
+    limits = AssociationLimits(Answers({}, 10.0, RpcRate(1000, lambda: 0.0)))
+    jobs = Jobs((RmJob(handle="1", state=RmJobState.RUNNING, user="alice"),), options={"1": AnchorOptions(qos="high")})
+    assert [limit.left["cpu"] for limit in limits.growth_limits(jobs, ["cpu"], 0.0)] == left
 
 
 def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -> None:

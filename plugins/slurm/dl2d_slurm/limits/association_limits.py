@@ -40,6 +40,8 @@ _FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAcco
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
 _OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxTRES)P([AU])=(\S*)")
+#: What of accounts and QOS Slurm enforces, in its configuration.
+_ENFORCED: Final = re.compile(r"^AccountingStorageEnforce\s*=\s*(\S+)", re.MULTILINE)
 #: A partition, and its QOS.
 _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
 #: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
@@ -295,10 +297,13 @@ class AssociationLimits:
     def _ask(self, anchors: _Anchors, jobs: Jobs, now: float) -> None:
         """Ask for the limits, which stay as they were where Slurm does not tell.
 
-        Where a QOS has any, the partitions of which it is the QOS are asked for, too.
+        Where a QOS has any, the partitions of which it is the QOS are asked for, too. Slurm keeps limits that it does
+        not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
             found = parse_limits(self._answer(*_ASK), anchors.users)
+            if found and (enforced := _ENFORCED.search(self._answer("scontrol", "show", "config"))) is not None:
+                found = found if {"limits", "safe", "all"}.intersection(enforced[1].split(",")) else ()
             if any(limit.qos for limit in found):
                 of_qos: defaultdict[str, set[str]] = defaultdict(set)
                 for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)):
