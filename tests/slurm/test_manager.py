@@ -290,6 +290,15 @@ def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_
     assert said == ["--partition=b", "--partition=a,b"]
 
 
+def test_an_account_may_be_called_none(slurm: FakeSlurm, manager_on: Managers) -> None:
+    slurm.answer("squeue", rows=[job_row(12, Account="none", QOS="None")])
+    manager = manager_on()
+    manager.listing()
+    manager.submit(task())
+    (call,) = slurm.calls("sbatch")
+    assert {"--account=none", "--qos=None"} <= set(call.argv)
+
+
 def test_a_task_has_partition_account_and_qos_that_its_anchor_has_now(slurm: FakeSlurm, manager_on: Managers) -> None:
     """A user may change them while the job waits after a requeue; of an anchor that is not listed they are as known."""
     slurm.answer("sinfo", rows=[node_row("n1", PartitionName="new"), node_row("n1", PartitionName="old")])

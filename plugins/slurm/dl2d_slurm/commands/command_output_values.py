@@ -13,7 +13,8 @@ from typing import Final
 from dl2d.core.jobs import Owner
 from dl2d.core.resources import Resources
 
-_ABSENT = frozenset({"", "(null)", "N/A", "n/a", "None", "none", "None assigned"})
+_NO_NAME = frozenset({"", "(null)", "N/A", "n/a"})
+_ABSENT = _NO_NAME | {"None", "none", "None assigned"}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
@@ -47,9 +48,9 @@ def owner_of(record: Mapping[str, str]) -> Owner | None:
         user=record["UserName"],
         uid=int(record["UserID"]),
         gid=int(record["GroupID"]),
-        account=value_or_empty(record["Account"]),
-        partition=value_or_empty(record["Partition"]),
-        qos=value_or_empty(record["QOS"]),
+        account=name_or_empty(record["Account"]),
+        partition=name_or_empty(record["Partition"]),
+        qos=name_or_empty(record["QOS"]),
     )
 
 
@@ -123,6 +124,11 @@ def timestamp(text: str) -> int:
 def value_or_empty(text: str) -> str:
     """The text, or "" where Slurm writes a word for nothing."""
     return "" if text in _ABSENT else text
+
+
+def name_or_empty(text: str) -> str:
+    """The name of an account, QOS, partition or wckey, which may be ``none``; "" where a job has none."""
+    return "" if text in _NO_NAME else text
 
 
 def limit_seconds(text: str) -> float | None:

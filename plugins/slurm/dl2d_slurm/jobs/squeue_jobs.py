@@ -15,7 +15,15 @@ from msgspec.structs import replace
 from dl2d.core.cluster import ANCHOR, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import count, hosts, parse_gres, resources_of, timestamp, value_or_empty
+from dl2d_slurm.commands.command_output_values import (
+    count,
+    hosts,
+    name_or_empty,
+    parse_gres,
+    resources_of,
+    timestamp,
+    value_or_empty,
+)
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.observed_jobs import WATCH_FIELDS, static_job
@@ -220,7 +228,7 @@ def _held_by_others(
             scope = job.user, record["Partition"], record["Account"], record["QOS"]
             held[scope].append(_allocated_or_requested(record))
     return {
-        (user, AnchorOptions(partition=partition, account=value_or_empty(account), qos=value_or_empty(qos))): (
+        (user, AnchorOptions(partition=partition, account=name_or_empty(account), qos=name_or_empty(qos))): (
             Resources.total(rooms),
             len(rooms),
         )

@@ -11,7 +11,14 @@ from typing import Final
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.commands.command_output_values import EXCLUSIVE_FIELDS, TIME_SPAN, time_span, timestamp, value_or_empty
+from dl2d_slurm.commands.command_output_values import (
+    EXCLUSIVE_FIELDS,
+    TIME_SPAN,
+    name_or_empty,
+    time_span,
+    timestamp,
+    value_or_empty,
+)
 
 #: Fields of squeue with these options, beside ``EndTime``.
 ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
@@ -90,13 +97,13 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
         nice, ends = record["Nice"], timestamp(record["EndTime"])
         return cls(
             ends,
-            value_or_empty(record["Partition"]),
+            name_or_empty(record["Partition"]),
             value_or_empty(record["Reservation"]),
             value_or_empty(record["Feature"]),
             int(nice) if nice.isascii() and nice.isdecimal() and len(nice) <= 10 else 0,
-            value_or_empty(record["WCKey"]).removeprefix("*"),
-            account=value_or_empty(record["Account"]),
-            qos=value_or_empty(record["QOS"]),
+            name_or_empty(record["WCKey"]).removeprefix("*"),
+            account=name_or_empty(record["Account"]),
+            qos=name_or_empty(record["QOS"]),
             unlimited=not ends and record["TimeLimit"] == "UNLIMITED",
         )
 
