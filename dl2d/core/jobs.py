@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
 #: An epoch of a job of which only the time is known.
 HOUR_SECONDS: Final = 3600.0
@@ -144,6 +144,11 @@ class JobRequest:
     def demand_of(self, allocation: Allocation) -> Resources:
         """Resources of a whole allocation."""
         return self.worker * allocation.workers + self.ps * allocation.ps
+
+    @property
+    def has_whole_nodes(self) -> bool:
+        """Whether each of its tasks gets a node of its own."""
+        return self.worker.get(WHOLE_NODE) >= 1
 
     @property
     def epoch_samples(self) -> float:

@@ -212,7 +212,7 @@ class Packing:
         request, pairs = job.request, min(delta)
         for _ in range(pairs):
             # Bundles are only for new tasks: those that run may be on two nodes.
-            if self._placement.keeps_bundles and not any((job.key, role) in self._incumbents for role in TASK_ROLES):
+            if self._keeps_bundles(request) and not any((job.key, role) in self._incumbents for role in TASK_ROLES):
                 yield (Role.WORKER, self.bundle(request), 1)
             else:
                 yield (Role.WORKER, request.worker, 1)
@@ -221,6 +221,9 @@ class Packing:
             yield (Role.WORKER, request.worker, delta.workers - pairs)
         if delta.ps > pairs:
             yield (Role.PS, request.ps, delta.ps - pairs)
+
+    def _keeps_bundles(self, request: JobRequest) -> bool:
+        return self._placement.keeps_bundles and not request.has_whole_nodes
 
     def _take_up(self, job: JobKey, role: Role, count: int) -> int:
         """Take up so many incumbents where they are, up to the first that has no room there; returns how many."""

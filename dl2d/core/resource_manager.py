@@ -247,6 +247,8 @@ class RmListing:
     growth_limits: tuple[GrowthLimit, ...] = ()
     #: Nodes that the tasks of a job may use, by the handle of its anchor; jobs that are absent may use all.
     eligible_nodes: Mapping[str, EligibleNodes] = field(default_factory=dict)
+    #: Handles of anchors whose tasks each get a node of their own, which no other task and no other job gets.
+    whole_nodes: frozenset[str] = frozenset()
     #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
     #: containers, and more of a job's containers run than have reported.
     unreported: frozenset[str] = frozenset()

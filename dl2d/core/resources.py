@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -20,6 +21,11 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
+#: Where some tasks get nodes of their own, each node has one of this resource (``dl2d.tick.whole_nodes``): such a task
+#: demands it, and any other task a small part of it, so that there is no room for it beside another task.
+WHOLE_NODE: Final = "whole-node"
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """One resource of which there was too little: how much was wanted and how much there was."""
@@ -29,6 +35,10 @@ class Shortfall:
     had: float
 
     def __str__(self) -> str:
+        if self.resource == WHOLE_NODE:
+            if self.wanted < 1:
+                return "each node is kept for one task"
+            return f"whole nodes: wanted {math.floor(self.wanted)}, had {math.floor(self.had)}"
         return f"{self.resource}: wanted {_plain(self.wanted)}, had {_plain(self.had)}"
 
 
@@ -144,7 +154,7 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
         return {name: _number(amount / _SCALE) for name, amount in self.thousandths}
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={_plain(amount / _SCALE)}" for name, amount in self.thousandths) or "nothing"
+        return " ".join(f"{name}={_plain(_shown(name, amount))}" for name, amount in self.thousandths) or "nothing"
 
 
 NO_RESOURCES = Resources()
@@ -198,6 +208,11 @@ def _amount(name: str, amount: object, key: str) -> float:
 
 def _number(amount: float) -> float:
     return int(amount) if amount == int(amount) else amount
+
+
+def _shown(name: str, amount: int) -> float:
+    """An amount in thousandths as people read it."""
+    return amount // _SCALE if name == WHOLE_NODE else amount / _SCALE
 
 
 def _plain(amount: float) -> str:

@@ -19,7 +19,7 @@ from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDe
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, User
 from dl2d.core.json_codec import T, decode
-from dl2d.core.resources import Resources, Shortfall
+from dl2d.core.resources import WHOLE_NODE, Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
 from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan
 from dl2d.store.database import StoreTables
@@ -373,6 +373,7 @@ def resource_use(snapshot: Snapshot) -> list[Values]:
     return [
         {"resource": name, "capacity": amount, "used": used.get(name, 0.0), "held": held.get(name, 0.0)}
         for name, amount in capacity.items()
+        if name != WHOLE_NODE
     ]
 
 

@@ -197,7 +197,7 @@ class _EmptyNodes:
         """
         request, least = job.request, _least_allocation(job)
         demands = (request.worker, request.ps) if least.ps else (request.worker,)
-        if self._placement.keeps_bundles:
+        if self._placement.keeps_bundles and not request.has_whole_nodes:
             demands = (Resources.total(demands),)
         if not self._placement.first_node_only and all(self._count(names, each) >= sum(least) for each in demands):
             return True

@@ -35,6 +35,7 @@ from dl2d.tick.task_matching import Matches, match_listing
 from dl2d.tick.task_time_in_state import elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
+from dl2d.tick.whole_nodes import with_whole_nodes
 from dl2d.tick.withdrawn_tasks import withdrawn_tasks
 
 log = structlog.get_logger()
@@ -55,6 +56,8 @@ class Reconciled:
     """The cluster after store and resource manager were reconciled."""
 
     snapshot: Snapshot
+    #: The listing of which the snapshot was made.
+    listing: RmListing
     #: Elastic jobs with their commands, which the snapshot leaves out.
     jobs: Mapping[JobKey, Job]
     #: Owners of the elastic jobs that are live or have live tasks.
@@ -162,9 +165,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
             guard_state = replace(guard_state, stops_asked=stops_asked)
             store.keep_guard_state(guard_state)
     shown = elastic if acts else elastic + static
+    shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
     return Reconciled(
         snapshot=snapshot,
+        listing=listing,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())

@@ -70,7 +70,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
     without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, limits_with_claims)
     snapshot, claim_history = claim_nodes(
-        reconciled.snapshot, observed.listing, state.claim_history,
+        reconciled.snapshot, reconciled.listing, state.claim_history,
         silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
         allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off,

@@ -507,6 +507,10 @@ def test_an_anchor_that_asked_for_nodes_of_its_own_is_refused(real: Real, manage
         has = real.cluster.submit_as(real.alice, ANCHOR, "--partition=whole")
         wait_for(real, manager, has, RmJobState.RUNNING)
         assert manager.authenticate(has, proof(real, real.alice, has)).key.id == has
+        assert manager.listing().whole_nodes == {has}
+        waits = real.cluster.submit_as(real.alice, ANCHOR, "--partition=whole")
+        real.cluster.wait_until(lambda: manager.listing().claims, "another job waits")
+        assert [(claim.handle, claim.whole) for claim in manager.listing().claims] == [(waits, True)]
     finally:
         real.cluster.run("scancel", "-u", real.alice.name)
         real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")

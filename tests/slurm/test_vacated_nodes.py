@@ -171,6 +171,135 @@ def test_a_task_moves_where_its_demand_has_room(
     assert [start.demand for start in report.plan.starts] == [worker]
 
 
+# Partitions that give whole nodes
+
+#: A job of at most three workers and three PSs, and tasks of it that have all of four nodes.
+MORE = replace(REQUEST, max_workers=3, max_ps=3)
+ALL_NODES = [(Role.WORKER, "n1"), (Role.PS, "n2"), (Role.WORKER, "n3"), (Role.PS, "n5")]
+ALL_OF_A_NODE = "cpu=8,mem=100M,node=1"
+FULL = {"CPUsState": "8/0/0/8", "AllocMem": "100"}
+
+
+def exclusive(site: Site) -> None:
+    """The answer of scontrol: partition gpu gives its jobs nodes of their own, another one does not."""
+    partitions = "PartitionName=gpu OverSubscribe=EXCLUSIVE\nPartitionName=shared OverSubscribe=NO\n"
+    site.slurm.answer("scontrol", stdout=f"{partitions}MinJobAge = 300 sec\nSelectType = select/cons_tres\n")
+
+
+def test_a_partition_that_gives_whole_nodes_has_room_for_one_task_a_node(site: Site) -> None:
+    """Its first job has nothing yet. The anchor, on n4, has a node of its own, too."""
+    exclusive(site)
+    first = site.elastic(7, MORE, [], **WHOLE)
+    site.nodes(*(node_row(f"n{number}") for number in (1, 2, 3, 5)), node_row("n4", **FULL))
+    report = site.tick()
+    assert sorted(start.node for start in report.plan.starts) == ["n1", "n2", "n3", "n5"]
+    assert sum(report.decision.allocations()[first]) == 4
+    assert not report.needless_wait.jobs
+    # The store and Slurm know nothing of the resource by which whole nodes are counted.
+    assert {task.demand for task in site.store.tasks(live=True, job=first)} == {REQUEST.worker}
+    assert not any("whole" in word for call in site.slurm.calls("sbatch") for word in call.argv)
+    site.tick(3)
+    assert sum("partition" in call.argv for call in site.slurm.calls("scontrol")) == 1
+
+
+def test_partitions_are_asked_for_every_ten_minutes_and_stay_as_they_were_known(site: Site) -> None:
+    site.elastic(7, MORE, [], **WHOLE)
+    site.nodes(*(node_row(f"n{number}") for number in (1, 2, 3, 5)), node_row("n4", **FULL))
+    manager = site.managers()
+    site.slurm.answer("squeue", rows=site.rows)
+    for seconds, scontrol, whole in (
+        (0, "", False),
+        (590, "EXCLUSIVE", False),
+        (590, "EXCLUSIVE", True),
+        (610, None, True),
+    ):
+        site.clock.now += seconds
+        if scontrol is None:
+            site.slurm.answer("scontrol", status=1)
+        else:
+            site.slurm.answer("scontrol", stdout=f"PartitionName=gpu OverSubscribe={scontrol} State=UP\n")
+        assert bool(manager.listing().whole_nodes) is whole
+
+
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_job_whose_tasks_have_all_nodes_shares_them_with_another(site: Site, *, linear: bool) -> None:
+    """Each task demands a CPU and holds all eight of its node."""
+    if linear:
+        site.slurm.answer("scontrol", stdout="PartitionName=gpu OverSubscribe=NO\nSelectType = select/linear\n")
+    else:
+        exclusive(site)
+    first = site.elastic(7, MORE, ALL_NODES, ALL_OF_A_NODE, **WHOLE)
+    second = site.elastic(8, MORE, [], **WHOLE)
+    site.nodes(*(node_row(node, **FULL) for _, node in ALL_NODES))
+    report = site.tick()
+    sizes = report.decision.allocations()
+    assert (sizes[first], sizes[second]) == (Allocation(1, 1), Allocation(1, 1))
+    assert len(report.plan.stops) == 2
+
+
+def test_a_job_that_registers_after_slurm_was_asked_waits_for_the_next_listing(site: Site) -> None:
+    """Its anchor is not listed yet, so nothing says that its tasks get whole nodes; another job's do."""
+    exclusive(site)
+    first = site.elastic(7, MORE, [], **WHOLE)
+    second = site.elastic(8, MORE, [], **WHOLE)
+    site.rows = [row for row in site.rows if row["JobID"] != 8]
+    site.nodes(*(node_row(f"n{number}") for number in (1, 2, 3, 5)), node_row("n4", **FULL))
+    report = site.tick()
+    on = {key: {start.node for start in report.plan.starts if start.job == key} for key in (first, second)}
+    assert on[first]
+    assert on[first].isdisjoint(on[second])
+
+
+def test_tasks_with_whole_nodes_and_others_are_not_put_on_one_node(site: Site) -> None:
+    """The tasks of the second job run in a partition that has the same nodes and whose jobs share them."""
+    exclusive(site)
+    first = site.elastic(7, MORE, ALL_NODES, ALL_OF_A_NODE, **WHOLE)
+    second = site.elastic(8, MORE, [], Partition="shared")
+    rows = [node_row(node, **FULL) for _, node in ALL_NODES]
+    site.nodes(*rows, *(row | {"PartitionName": "shared"} for row in rows))
+    report = site.tick()
+    sizes = report.decision.allocations()
+    assert sizes[first] == Allocation(1, 1)  # on a node each
+    assert sizes[second] == Allocation(3, 3)  # on the other two
+
+
+@pytest.mark.parametrize("partitions", ["gpu", "gpu,shared"])
+def test_a_job_of_several_partitions_has_whole_nodes_if_all_of_them_give_these(site: Site, partitions: str) -> None:
+    exclusive(site)
+    key = site.elastic(7, MORE, [], **WHOLE, Partition=partitions)
+    rows = [node_row("n1"), node_row("n2")]
+    site.nodes(*rows, *(row | {"PartitionName": "shared"} for row in rows))
+    assert sum(site.tick().decision.allocations()[key]) == (2 if partitions == "gpu" else 6)
+
+
+def test_ordinary_nodes_hold_as_many_tasks_as_before_beside_a_partition_with_whole_nodes(site: Site) -> None:
+    exclusive(site)
+    first = site.elastic(7, MORE, [], **WHOLE)
+    second = site.elastic(8, MORE, [], Partition="shared")
+    site.nodes(
+        *(node_row(name) for name in ("n1", "n2")), node_row("n4", **FULL), node_row("n6", PartitionName="shared")
+    )
+    report = site.tick()
+    assert report.decision.allocations() == {first: Allocation(1, 1), second: Allocation(3, 3)}
+    assert {(start.job, start.node) for start in report.plan.starts} == {(first, "n1"), (first, "n2"), (second, "n6")}
+
+
+@pytest.mark.parametrize("shared", [{}, WHOLE], ids=["share", "whole"])
+def test_tasks_with_whole_nodes_leave_them_for_a_waiting_job(site: Site, shared: dict[str, object]) -> None:
+    exclusive(site)
+    places = [(Role.PS, "n2"), *((Role.WORKER, name) for name in ("n1", "n3", "n5"))]
+    key = site.elastic(7, replace(MORE, max_ps=1), places, ALL_OF_A_NODE, **WHOLE)
+    site.nodes(*(node_row(node, **FULL) for _, node in places))
+    site.wait(812, **{"tres-alloc": "cpu=1,mem=100M,node=1"}, **shared)
+    report = site.tick()
+    ((claim, leaving),) = [(claim, claim.leaving) for claim in report.snapshot.claims]
+    assert (claim.handle, len(claim.nodes), len(leaving)) == ("812", 1, 1)
+    assert len(report.plan.stops) == 1
+    assert report.decision.allocations()[key] == Allocation(2, 1)
+    # Nothing is started on the node that it leaves.
+    assert not report.plan.starts
+
+
 DAY = 86_400
 
 

@@ -386,7 +386,7 @@ class _Placer:
 
     def _units(self, key: JobKey, roles: RoleSequence) -> Sequence[tuple[Role, ...]]:
         """Tasks that go to one node together: bundles if the placement keeps them and no node is named, else single."""
-        if not self._keeps_bundles or self._targets.has_nodes_for(key):
+        if not self._keeps_bundles or self._requests[key].has_whole_nodes or self._targets.has_nodes_for(key):
             return [(role,) for role in roles]
         workers, ps = roles.count(Role.WORKER), roles.count(Role.PS)
         unpaired = Role.WORKER if workers > ps else Role.PS

@@ -50,6 +50,7 @@ from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
+from dl2d_slurm.nodes.whole_node_partitions import WholeNodePartitions, give_whole_nodes
 from dl2d_slurm.registration.authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.registration.reachability_probe_job import probe
 from dl2d_slurm.settings import SlurmSettings
@@ -140,6 +141,7 @@ class SlurmManager:
         minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
         self._max_task_seconds = None if minutes is None else 60.0 * minutes
         self._reservations = KnownReservations(self._commands)
+        self._whole_node_partitions = WholeNodePartitions(self._commands)
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
         #: is not used again.
@@ -199,6 +201,7 @@ class SlurmManager:
         reservations = self._reservations.at(now, self._capacities) if anchors or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         eligible = {handle: eligibility.of(given, self._max_task_seconds) for handle, given in anchors.items()}
+        whole_node_partitions = self._whole_node_partitions.at(now, ask=jobs.any_whole_nodes)
         sharing = self._settings.sharing
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
@@ -231,6 +234,9 @@ class SlurmManager:
                 structs.replace(job.claim, handle=handle)
                 for job in jobs.waiting_for_limits
                 if (handle := handle_for_users(job)) in limited
+            ),
+            whole_nodes=frozenset(
+                handle for handle, given in anchors.items() if give_whole_nodes(given.partition, whole_node_partitions)
             ),
             eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),

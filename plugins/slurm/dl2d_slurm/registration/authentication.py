@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
-from dl2d_slurm.commands.command_output_values import exclusive_kind, owner_of, timestamp, value_or_empty
+from dl2d_slurm.commands.command_output_values import (
+    EXCLUSIVE_PARTITION,
+    LINEAR,
+    exclusive_kind,
+    owner_of,
+    timestamp,
+    value_or_empty,
+)
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
 from dl2d_slurm.jobs.slurm_states import job_state
@@ -31,13 +38,8 @@ _MUNGE_WORDS = {
     17: "it was used before",
 }
 
-#: Partitions whose jobs all get nodes of their own, and those that give each node to the jobs of one user. The second
-#: forms are those of Slurm 26.05.
-EXCLUSIVE_PARTITION = re.compile(
-    r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
-)
+#: Partitions that give each node to the jobs of one user. The second form is that of Slurm 26.05.
 EXCLUSIVE_USER_PARTITION = re.compile(r"^PartitionName=(\S+) .*\b(?:ExclusiveUser=YES|Exclusive=USER)\b", re.MULTILINE)
-_LINEAR = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
 
 
 def proven_uid(
@@ -169,4 +171,4 @@ def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str
     exclusive = set(EXCLUSIVE_PARTITION.findall(partitions.stdout))
     if kind in ("USER", "MCS"):
         exclusive.update(EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
-    return exclusive.isdisjoint(record["Partition"].split(",")) and _LINEAR.search(config.stdout) is None
+    return exclusive.isdisjoint(record["Partition"].split(",")) and LINEAR.search(config.stdout) is None

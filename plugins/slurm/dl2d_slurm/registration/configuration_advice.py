@@ -1,10 +1,9 @@
-"""What ``dl2d check`` advises on Slurm's configuration: priorities, and partitions that give whole nodes."""
+"""What ``dl2d check`` advises on Slurm's configuration: priorities, and partitions that give nodes to a user."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from re import Pattern
 from typing import Final
 
 from dl2d.core.error_wording import some_of
@@ -13,7 +12,7 @@ from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.registration.authentication import EXCLUSIVE_PARTITION, EXCLUSIVE_USER_PARTITION
+from dl2d_slurm.registration.authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 _PRIORITY_BASIC: Final = "priority/basic"
@@ -39,7 +38,7 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
 
 
 def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised on partitions in which Slurm gives whole nodes to a task or to a user; as above."""
+    """What is advised on partitions in which Slurm gives each node to one user; as above."""
     try:
         answer = _commands(settings, environ).run(*SHOW_PARTITIONS)
     except ResourceManagerError:
@@ -47,22 +46,13 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str
     if answer.status != 0:
         return ""
     chosen = [name for name in settings.partition.split(",") if name]
-
-    def found(pattern: Pattern[str]) -> list[str]:
-        return [name for name in pattern.findall(answer.stdout) if not chosen or name in chosen]
-
-    advice = []
-    if whole := found(EXCLUSIVE_PARTITION):
-        advice.append(
-            f"OverSubscribe=EXCLUSIVE in {some_of(whole)}: Slurm gives each task a node of its own there, and dl2d "
-            "decides by demands; have workers and parameter servers demand whole nodes, or other jobs may wait for ever"
-        )
-    if of_users := found(EXCLUSIVE_USER_PARTITION):
-        advice.append(
-            f"ExclusiveUser=YES in {some_of(of_users)}: elastic jobs make no room there for those of other users, "
-            "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO"
-        )
-    return "; ".join(advice)
+    found = [name for name in EXCLUSIVE_USER_PARTITION.findall(answer.stdout) if not chosen or name in chosen]
+    if not found:
+        return ""
+    return (
+        f"ExclusiveUser=YES in {some_of(found)}: elastic jobs make no room there for those of other users, "
+        "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO"
+    )
 
 
 def _commands(settings: SlurmSettings, environ: Mapping[str, str]) -> Commands:
