@@ -16,6 +16,7 @@ from pslite.errors import CheckpointError, SpecError, UsageError
 from pslite.job.job_spec import Part, Segment
 from pslite.mxnet import SGD, ElasticJob, elastic_split
 from pslite.mxnet.arrays import reading, write
+from pslite.mxnet.kvstore.elastic_kvstore import ElasticKVStore
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
 from pslite.worker.session_without_network import SingleSession
@@ -363,7 +364,7 @@ def turns_of_a_worker_that_comes_later():
 
             turn()
             before = [float(out.asnumpy()[0]) for out in outs]
-            session, begun = kv._session, kv.version
+            session, begun = kv.job.session, kv.version
             for _ in range(5):
                 turn()
             assert kv.version == begun + 5 * len(script)
@@ -381,11 +382,11 @@ def turns_that_never_come():
         for key in (1, 0):
             kv.push(key, mx.nd.ones(2))
             kv.pull(key, out=out)
-    steps = kv._session.steps
+    steps = kv.job.session.steps
     idle = [number for number, (mine, _) in enumerate(steps) if not mine]
     assert 2 < len(idle) < 100, steps
     assert idle[-1] < len(steps) - 18, steps
-    kv._session.cycle = [0, 1]
+    kv.job.session.cycle = [0, 1]
     for _ in range(10):
         for key in (1, 0):
             kv.push(key, mx.nd.ones(2))
@@ -395,8 +396,8 @@ def turns_that_never_come():
 
 def in_second_place(cycle):
     """A KVStore of a second worker, to which the first one's key has come that it gives its value now."""
-    kv = mx.kv.create("dl2")
-    kv._session = session = Second(cycle)
+    session = Second(cycle)
+    kv = ElasticKVStore(session)
     kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.1))
     kv.init(0, mx.nd.ones(2))
     kv.push(0, mx.nd.ones(2))
@@ -465,7 +466,7 @@ def resumed():
         train(mx.mod.Module(net), 0, 2).save_checkpoint(f"{folder}/net", 2, save_optimizer_states=True)
         resumed = train(mx.mod.Module.load(f"{folder}/net", 2, load_optimizer_states=True), 2, 4)
         without_states = train(mx.mod.Module.load(f"{folder}/net", 2), 2, 4)
-    specs = [made._kvstore._session.spec for made in (resumed, without_states)]
+    specs = [made._kvstore.job.session.spec for made in (resumed, without_states)]
     done = [(spec.epochs_before, spec.versions_before) for spec in specs]
     assert done == [(2, 4), (2, 0)], done
     assert [made._kvstore.version for made in (resumed, without_states)] == [8, 4]

@@ -17,6 +17,7 @@ import pslite
 PACKAGES = [f"{Path(__file__).parents[2] / 'pslite'}[mxnet]"]
 SCRIPT = str(Path(__file__).with_name("mxnet_worker.py"))
 CHECKS = str(Path(__file__).with_name("mxnet_checks.py"))
+KVSTORE_CHECKS = str(Path(__file__).with_name("mxnet_kvstore_checks.py"))
 EXAMPLES = str(Path(__file__).with_name("mxnet_examples.py"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mxnet_jobs import CHECKS, EXAMPLES, SCRIPT, Unavailable, environ, launch, make_environment
+from mxnet_jobs import CHECKS, EXAMPLES, KVSTORE_CHECKS, SCRIPT, Unavailable, environ, launch, make_environment
 from pslite_jobs import PATIENT, KillAt, run_job
 
 from pslite.testing import Resize
@@ -64,9 +64,10 @@ def same(first, second):
         assert all(np.array_equal(mine[name], others[name]) for name in mine.files)
 
 
-def test_without_a_job(python):
-    """All of `mxnet_checks.py`, in one process: to import MXNet takes longer than most of them."""
-    done = subprocess.run([python, CHECKS], env=environ(), capture_output=True, text=True, timeout=400, check=False)
+@pytest.mark.parametrize("checks", [CHECKS, KVSTORE_CHECKS], ids=["adapter", "parts of the KVStore"])
+def test_without_a_job(python, checks):
+    """All of a file of checks in one process: to import MXNet takes longer than most of them."""
+    done = subprocess.run([python, checks], env=environ(), capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("right\n")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pslite.errors import CheckpointError
-from pslite.mxnet.kvstore_key_table import Array, KeyTensor
+from pslite.mxnet.kvstore.key_table import Array, KeyTensor
 from pslite.numeric.optimizers import slots
 from pslite.worker.training_session import OpenSession, StartState
 
@@ -39,7 +39,7 @@ def save(path: str, tensors: Iterable[KeyTensor], session: OpenSession) -> None:
     for tensor in tensors:
         part = part_of(whole, tensor)
         for row, name in enumerate(["weight", *map(str, range(len(part) - 1))]):
-            arrays[f"{tensor.key}/{name}"] = part[row].reshape(tensor.value.shape)
+            arrays[f"{tensor.key}/{name}"] = part[row].reshape(tensor.shape)
     # what the optimizers of the first keys have counted: there may have been steps of no key, or of late ones
     (updates,) = session.updates([0])
     about = {"format": _FORMAT, "version": updates}

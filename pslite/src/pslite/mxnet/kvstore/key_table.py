@@ -30,8 +30,11 @@ class KeyTensor:
     """One key: its initial value, and its place in the job's arrays."""
 
     key: Key
-    #: the initial value: a copy, or the script's own array of the weights
+    #: the initial value: a copy, or the script's own array of the weights; None once the job has it
     value: Any
+    shape: tuple[int, ...]
+    #: number of elements
+    size: int
     dtype: DType
     #: whether it has a gradient that is MXNet's own (Gluon); in Module none has
     marked: bool
@@ -51,11 +54,6 @@ class KeyTensor:
     late: bool = False
     #: number of its group in `KeyTable.groups`; -1 for none yet
     group: int = 0
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(self.value.size)
 
     def of(self, bundle: Bundle) -> Array:
         """Return its part of a bundle, shape (size,)."""
@@ -143,7 +141,9 @@ class KeyTable:
 
     def _add(self, key: Key, value: Any, whole: Any) -> KeyTensor:
         kind = trainable(f"key {key!r}", whole)
-        tensor = KeyTensor(key, whole, kind, marked=value.grad is not None, sparse=is_sparse(value))
+        tensor = KeyTensor(
+            key, whole, whole.shape, int(whole.size), kind, marked=value.grad is not None, sparse=is_sparse(value)
+        )
         self._tensors[key] = tensor
         return tensor
 
@@ -167,7 +167,7 @@ class KeyTable:
             tensor.by_rows = segment.sparse
             if part != _part(tensor) or segment.dtype != tensor.dtype:
                 raise UsageError(
-                    f"key {tensor.key!r} is given a {tensor.dtype} array of shape {tensor.value.shape} here, but a "
+                    f"key {tensor.key!r} is given a {tensor.dtype} array of shape {tensor.shape} here, but a "
                     f"{segment.dtype} array of shape {part.shape} by the first worker: give it the same in all workers"
                 )
             tensor.segment, tensor.offset = number, offset
@@ -305,7 +305,7 @@ class KeyTable:
     def _digest_of_fixed(self) -> str:
         """Return the digest of the values that are not trained, "" if all are."""
         return digest_of_fixed(
-            (tensor.key, tensor.value.shape, tensor.dtype, reading(tensor.value).data)
+            (tensor.key, tensor.shape, tensor.dtype, reading(tensor.value).data)
             for tensor in self._tensors.values()
             if tensor.segment < 0
         )
@@ -316,8 +316,8 @@ _Kind = tuple[DType, Optimizer, Key | None]
 
 
 def _part(tensor: KeyTensor) -> Part:
-    shape = tuple(tensor.value.shape)
-    return table_part(str(tensor.key), shape) if tensor.by_rows else Part(str(tensor.key), shape or (1,))
+    name, shape = str(tensor.key), tensor.shape
+    return table_part(name, shape) if tensor.by_rows else Part(name, shape or (1,))
 
 
 def _segment(dtype: DType, rule: Optimizer, members: Sequence[KeyTensor]) -> Segment:

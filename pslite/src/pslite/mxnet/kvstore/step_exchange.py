@@ -11,7 +11,7 @@ import numpy as np
 
 from pslite.job.weight_blocks import Block
 from pslite.mxnet.arrays import Array, add_up, gather, memory, near, reading, write
-from pslite.mxnet.kvstore_key_table import Key, KeyTensor, Places
+from pslite.mxnet.kvstore.key_table import Key, KeyTensor, Places
 from pslite.mxnet.sparse import rows_of
 from pslite.numeric.gradient_sums import Bundle
 from pslite.worker.training_session import OpenSession

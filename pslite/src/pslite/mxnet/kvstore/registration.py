@@ -13,7 +13,8 @@ from mxnet.module import base_module, module
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
-from pslite.mxnet.kvstore import ONE_TRAINER, ElasticKVStore
+from pslite.mxnet.kvstore.elastic_kvstore import ElasticKVStore
+from pslite.mxnet.kvstore.job import ONE_TRAINER
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers
@@ -30,9 +31,9 @@ def _maker(kind: type[ElasticKVStore]) -> Callable[[], ElasticKVStore]:
 
     def make() -> ElasticKVStore:
         global _made  # noqa: PLW0603  (a process is one worker)
-        if _made is None or _made.alone:
+        if _made is None or _made.job.alone:
             _made = kind()
-        elif _made.used or type(_made) is not kind:
+        elif _made.job.used or type(_made) is not kind:
             raise UsageError(
                 f"this process has a KVStore of type {_made.type!r} already, and a worker of a job has one: give that "
                 f"object to the Trainer or Module (kvstore=kv); if there are several, {ONE_TRAINER}"
@@ -47,7 +48,7 @@ def register() -> None:
     KVStoreBase.kv_registry[NAME] = _maker(ElasticKVStore)
     for name in (*SYNC, *ASYNC):
         staleness = MAX_STALENESS if name in ASYNC else 0
-        kind = type(name, (ElasticKVStore,), {"_type": name, "_staleness": staleness})
+        kind = type(name, (ElasticKVStore,), {"type": name, "staleness": staleness})
         KVStoreBase.kv_registry[name] = _maker(kind)
     # These make no KVStore at all for a name without "dist" in it, where there is one device.
     make = mx.model._create_kvstore  # noqa: SLF001
@@ -71,9 +72,9 @@ def _register_with_gluon() -> None:
         kvstore = self._kvstore
         if not (self._update_on_kvstore and isinstance(kvstore, ElasticKVStore)):
             check(self, scale)
-        elif not kvstore.started:
+        elif not kvstore.job.started:
             self._optimizer.rescale_grad = scale
-        elif not kvstore.accepts(scale):
+        elif not kvstore.job.accepts(scale):
             check(self, scale)
 
     # It refuses another batch size than the first, even before the first step; and one that has changed with the number
@@ -89,7 +90,7 @@ def _register_with_gluon() -> None:
     def init_kvstore(self: Any) -> None:
         initialise(self)
         if isinstance(self._kvstore, ElasticKVStore):
-            self._kvstore.parameters_loaded = all(parameter in loaded for parameter in self._params)
+            self._kvstore.job.parameters_loaded = all(parameter in loaded for parameter in self._params)
 
     # Gluon does not say from which epoch a script goes on with what it has loaded.
     Parameter._load_init = load_init  # noqa: SLF001
@@ -114,7 +115,7 @@ def _register_with_module(create: Callable[[Any, int, Any], Any]) -> None:
             return
         if isinstance(kvstore, str) and kvstore.lower() in {NAME, *SYNC, *ASYNC}:
             kvstore = mx.kv.create(kvstore)
-        if isinstance(kvstore, ElasticKVStore) and not kvstore.started:
+        if isinstance(kvstore, ElasticKVStore) and not kvstore.job.started:
             if begin_epoch is not None:
                 kvstore.begin_epoch = begin_epoch
             group = self._exec_group
