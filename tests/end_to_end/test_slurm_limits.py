@@ -93,6 +93,51 @@ def test_the_qos_of_a_partition_limits_all_jobs_there(
         cluster.clear()
 
 
+def test_limits_of_a_qos_apply_in_place_of_those_of_associations(
+    cluster: AccountingCluster, alice: User, manager: SlurmManager
+) -> None:
+    """The account may have 3 CPUs and the user one job; a job beyond both runs where its QOS allows more.
+
+    So does a job that needs more than its QOS allows, where the QOS of the partition allows it.
+    """
+    cluster.sacctmgr("add", "qos", "large", "GrpTRES=cpu=9", "MaxJobsPerUser=4")
+    cluster.sacctmgr("add", "qos", "tiny", "GrpTRES=cpu=1")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=large,tiny", "MaxJobs=1")
+    cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=3,mem=2000")
+    (partition,) = set(cluster.run("sinfo", "--noheader", "--format=%R").stdout.split())
+
+    def submitted(*options: str, expected: str = "RUNNING None") -> str:
+        job = cluster.submit_as(alice, "#!/bin/sh\nsleep 600\n", "--mem=100", *options)
+        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+        cluster.wait_until(lambda: cluster.run(*asked).stdout.strip() == expected, f"job {job} is {expected}")
+        return job
+
+    try:
+        full = submitted("--cpus-per-task=3")
+        large = submitted("--cpus-per-task=2", "--qos=large")
+        beyond = submitted("--qos=large")
+        waits = submitted(expected="PENDING AssocMaxJobsLimit")
+        found = {each.reason.removeprefix("Slurm's limit "): each for each in manager.listing().growth_limits}
+        assert {title: (limit.anchors, limit.left) for title, limit in found.items()} == {
+            f"MaxJobs of user {alice.name} in account lab": (
+                {full, waits},
+                {"cpu": 0.0, "memory": 0.0, "gpu": 0.0, "tasks": 0.0},
+            ),
+            "GrpTRES of account lab (cpu)": ({full, waits}, {"cpu": 0.0}),
+            "GrpTRES of account lab (memory)": ({full, waits, large, beyond}, {"memory": 1700.0}),
+            "GrpTRES of QOS large": ({large, beyond}, {"cpu": 6.0}),
+            f"MaxJobsPerUser of QOS large for user {alice.name}": ({large, beyond}, {"tasks": 2.0}),
+        }
+        cluster.clear()
+        cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=large")
+        submitted("--cpus-per-task=2", "--qos=tiny")
+    finally:
+        cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=")
+        cluster.sacctmgr("modify", "user", alice.name, "set", "MaxJobs=-1")
+        cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=-1,mem=-1")
+        cluster.clear()
+
+
 def test_a_job_grows_up_to_a_limit_without_submitting_what_exceeds_it(
     cluster: AccountingCluster, alice: User, tmp_path: Path
 ) -> None:

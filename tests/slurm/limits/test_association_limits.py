@@ -331,3 +331,63 @@ def test_jobs_of_others_that_start_or_end_count_in_limits_at_once(
         clock.now += 10
     assert left == [(5, 3), (2, 2), (0, 1), (2, 2), (5, 3), (5, 3)]
     assert len(slurm.calls("scontrol")) <= 3  # the limits were asked for once
+
+
+def test_a_limit_of_a_qos_applies_in_place_of_those_of_associations(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """Jobs 1 and 4 are of QOS high, which has limits of its own; what they use counts in the account's, too."""
+    high = {"Account": "ml", "QOS": "high"}
+    slurm.answer(
+        "squeue",
+        rows=[
+            *(job_row(1, **high), job_row(2, Account="ml"), job_row(3, Account="ml", QOS="other")),
+            *(job_row(11, **high, Comment="dl2:fake.1.9:worker-1"), job_row(4, **high, Partition="small")),
+            *(pending(21, Reason="AssocGrpCpuLimit"), pending(22, Reason="QOSGrpCpuLimit", QOS="high")),
+        ],
+    )
+    users = "9={MaxJobsPU=5(2) MaxTRESPU=mem=4(2)}"
+    slurm.answer(
+        "scontrol",
+        stdout=ASSOCIATION.format("ml", "", "", "root(1)", "N(0)", "cpu=9(8),gres/gpu=7(1)", "")
+        + ASSOCIATION.format("ml", "alice(9)", "", "", "20(4)", "cpu=N(0)", "2(2)")
+        + f"QOS=high(3) GrpJobs=N(2) GrpTRES=cpu=99(2) Account Limits=No Accounts User Limits= {users}\n"
+        + "QOS=other(4) GrpJobs=30(1) GrpTRES=gres/gpu=N(0) Account Limits= ml={MaxJobsPA=6(1)} User Limits=No Users\n",
+    )
+    listing = manager_on().listing(tasks=[live_task("11", "dl2:fake.1.9:worker-1")])
+    found = {limit.reason.removeprefix("Slurm's limit "): limit for limit in listing.growth_limits}
+    anchors = {title: set(limit.anchors & {"1", "2", "3", "4"}) for title, limit in found.items()}
+    assert anchors == {
+        "GrpTRES of account ml (cpu)": {"2", "3"},
+        "GrpTRES of account ml (gpu)": {"1", "2", "3", "4"},
+        "GrpJobs of user alice in account ml": {"1", "2", "4"},
+        "MaxJobs of user alice in account ml": {"2"},
+        "GrpTRES of QOS high": {"1", "4"},
+        "MaxJobsPerUser of QOS high for user alice": {"1", "4"},
+        "MaxTRESPerUser of QOS high for user alice": {"1", "4"},
+        "GrpJobs of QOS other": {"3"},
+        "MaxJobsPerAccount of QOS other for account ml": {"3"},
+    }
+    assert found["GrpTRES of account ml (cpu)"].left == {"cpu": 1}
+    assert {title: limit.waiting for title, limit in found.items() if limit.waiting} == {
+        "GrpTRES of account ml (cpu)": {"21"},
+        "GrpTRES of account ml (gpu)": {"21", "22"},
+        "GrpTRES of QOS high": {"22"},
+    }
+
+
+def test_a_limit_of_the_qos_of_a_partition_applies_in_place_of_that_of_the_qos_of_a_job(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    jobs = [job_row(1, QOS="own"), job_row(2, QOS="own", Partition="small"), job_row(3)]
+    slurm.answer("squeue", rows=[*jobs, pending(21, Reason="QOSGrpCpuLimit", QOS="own")])
+    slurm.answer(
+        "scontrol",
+        stdout="QOS=high(3) GrpTRES=cpu=99(6) Account Limits=No Accounts User Limits=No Users\n"
+        "QOS=own(4) GrpTRES=cpu=4(4),mem=9(9) Account Limits=No Accounts User Limits=No Users\n",
+        **{"--all": {"stdout": PARTITIONS}},
+    )
+    limits = manager_on().listing().growth_limits
+    assert {limit.reason: (limit.anchors, limit.waiting) for limit in limits} == {
+        "Slurm's limit GrpTRES of QOS high": ({"1", "3", "21"}, {"21"}),
+        "Slurm's limit GrpTRES of QOS own (cpu)": ({"2"}, set()),
+        "Slurm's limit GrpTRES of QOS own (memory)": ({"1", "2", "21"}, {"21"}),
+    }

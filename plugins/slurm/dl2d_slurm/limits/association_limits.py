@@ -1,4 +1,9 @@
-"""Limits of associations and qualities of service on what their running jobs have together, as slurmctld knows them."""
+"""Limits of associations and qualities of service on what their running jobs have together, as slurmctld knows them.
+
+Of several limits of one kind on a resource, a job's start is held against those of the first of these that has one: the
+QOS of its partition, its own QOS, its associations. So a QOS may allow more than the account of its jobs. (Where a QOS
+has the flag ``OverPartQOS``, which the answer does not show, it comes before that of the partition.)
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -46,6 +51,12 @@ _ENFORCED: Final = re.compile(r"^AccountingStorageEnforce\s*=\s*(\S+)", re.MULTI
 _PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
 #: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
 _RESOURCES_IN_REASONS: Final = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
+#: Limits of associations in place of which those of a QOS apply, beside those of the same name.
+_REPLACED: Final = {"MaxJobsPerUser": "MaxJobs", "MaxJobsPerAccount": "MaxJobs"}
+#: The user of jobs, and the options that say with it which limits hold for them.
+_Scope: TypeAlias = tuple[str, AnchorOptions]
+#: The places of limits in Slurm's order.
+_OF_PARTITION_QOS, _OF_QOS, _OF_ASSOCIATION = range(3)
 #: A limit, and how much of it is in use.
 _LIMIT = re.compile(r"(\d{1,15})\((\d{1,15})\)")
 
@@ -56,6 +67,8 @@ class AssociationLimit:
 
     #: For users: ``MaxTRESPerUser of QOS small for user alice``.
     title: str
+    #: ``MaxTRESPerUser``.
+    kind: str = ""
     #: Amounts that may be in use, and that are, by resource; ``jobs`` is the number of running jobs.
     amounts: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, float] = field(default_factory=dict)
@@ -80,16 +93,21 @@ class AssociationLimit:
             and not self.other_partitions.issuperset(partitions)
         )
 
-    def is_reason(self, reason: str) -> bool:
-        """Whether this may be the limit that a job for which it holds waits for, by its reason (``QOSGrpCpuLimit``)."""
+    def place(self, options: AnchorOptions) -> int:
+        """Its place in Slurm's order for a job with these options for which it holds; the first place is 0."""
+        if not self.qos:
+            return _OF_ASSOCIATION
+        return _OF_QOS if self.qos_partitions.isdisjoint(options.partition.split(",")) else _OF_PARTITION_QOS
+
+    def is_reason(self, reason: str, resource: str) -> bool:
+        """Whether a job to which it applies may wait for the resource in it, by its reason (``QOSGrpCpuLimit``)."""
         of_each = "user" if self.user else "account" if self.accounts else ""
         if self.qos:
             kind = {"user": "PerUser", "account": "PerAccount"}.get(of_each, "QOSGrp")
         else:
-            kind = "AssocMax" if self.title.startswith("MaxJobs ") else "AssocGrp"
+            kind = "AssocMax" if self.kind == "MaxJobs" else "AssocGrp"
         named = next((name for part, name in _RESOURCES_IN_REASONS.items() if part in reason), "gres")
-        limited = {name if name in _RESOURCES_IN_REASONS.values() else "gres" for name in self.amounts}
-        return kind in reason and named in limited
+        return kind in reason and named == (resource if resource in _RESOURCES_IN_REASONS.values() else "gres")
 
     def counts(self, qos: str, partition: str) -> bool:
         """Whether a task job in this partition, of an anchor with this QOS for which it holds, counts."""
@@ -206,7 +224,7 @@ def _limits(name: str, text: str, scope: AssociationLimit) -> Iterator[Associati
     if found:
         amounts = {resource: most for resource, (most, _) in found.items()}
         used = {resource: in_use for resource, (_, in_use) in found.items()}
-        yield replace(scope, title=f"{name} of {scope.title}", amounts=amounts, used=used)
+        yield replace(scope, title=f"{name} of {scope.title}", kind=name, amounts=amounts, used=used)
 
 
 def _resource(kind: str) -> str:
@@ -245,28 +263,36 @@ class AssociationLimits:
         waiting: dict[tuple[str, AnchorOptions, str], list[str]] = defaultdict(list)
         for each in jobs.waiting_for_limits:
             waiting[each.claim.user, limit_scope(each.options), each.limit_reason].append(handle_for_users(each))
+        order = _Order(self._limits)
         found: list[GrowthLimit] = []
         #: Jobs whose reason is one of these limits: in these alone elastic jobs can make room.
         by_reason: set[str] = set()
         for user in ("", *anchors.users):
             for limit in self._limits.get(user, ()):
-                if not (ids := anchors.of(limit)):
+                if not (members := anchors.of(limit)):
                     continue
-                held = anchors.held(ids, limit)
+                # Tasks to which another limit applies count in this one, too.
+                held = anchors.held(limit)
                 changes = [more for (of, scope), more in changed.items() if limit.holds_for(scope, of)]
-                left = {}
+                waits = [key for key in waiting if limit.holds_for(key[1], key[0])]
+                #: What it leaves, by those to whom it applies and those who wait for it.
+                parts: dict[tuple[tuple[_Scope, ...], frozenset[str]], dict[str, float]] = defaultdict(dict)
                 for name, most in limit.amounts.items():
                     used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
-                    left[name] = max(0.0, most - used - held.get(name, 0.0))
-                if (jobs_left := left.pop("jobs", None)) is not None:
-                    left = (left if jobs_left else dict.fromkeys(resources, 0.0)) | {TASKS: jobs_left}
-                handles: set[str] = set()
-                for (of, scope, reason), same in waiting.items():
-                    if limit.holds_for(scope, of):
-                        handles.update(same)
-                        by_reason.update(same if limit.is_reason(reason) else ())
-                title = f"Slurm's limit {limit.title}"
-                found.append(GrowthLimit(anchors.handles(ids), left, title, waiting=frozenset(handles)))
+                    amount = max(0.0, most - used - held.get(name, 0.0))
+                    limited = tuple(key for key in members if order.applies(limit, name, key))
+                    handles: set[str] = set()
+                    for of, scope, reason in waits:
+                        if order.applies(limit, name, (of, scope)):
+                            handles.update(waiting[of, scope, reason])
+                            by_reason.update(waiting[of, scope, reason] if limit.is_reason(reason, name) else ())
+                    if name == "jobs":
+                        parts[limited, frozenset(handles)] = dict.fromkeys(() if amount else resources, 0.0)
+                    parts[limited, frozenset(handles)][TASKS if name == "jobs" else name] = amount
+                for (limited, waiting_for_part), left in parts.items():
+                    title = f"Slurm's limit {limit.title}" + (f" ({', '.join(left)})" if len(parts) > 1 else "")
+                    if ids := [anchor for key in limited for anchor in members[key]]:
+                        found.append(GrowthLimit(anchors.handles(ids), left, title, waiting=waiting_for_part))
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
 
     def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
@@ -316,7 +342,7 @@ class AssociationLimits:
         limits = defaultdict(list)
         for limit in found:
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
-            held = anchors.held(anchors.of(limit), limit)
+            held = anchors.held(limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
         self._limits, self._failures, self._answered_at, self._others = limits, 0, now, jobs.others
@@ -326,6 +352,28 @@ class AssociationLimits:
         if answer.status != 0:
             raise Unavailable(answer.stderr.strip() or f"exit status {answer.status}")
         return answer.stdout
+
+
+class _Order:
+    """Which limits apply to jobs."""
+
+    def __init__(self, limits: Mapping[str, Sequence[AssociationLimit]]) -> None:
+        self._of_qos = {user: [limit for limit in each if limit.qos] for user, each in limits.items()}
+        #: The first places of limits of QOS, by their names and the resource, for jobs.
+        self._first: dict[_Scope, dict[tuple[str, str], int]] = {}
+
+    def applies(self, limit: AssociationLimit, resource: str, key: _Scope) -> bool:
+        """Whether a limit that holds for jobs is the one of its kind on the resource that Slurm applies to them."""
+        user, options = key
+        if key not in self._first:
+            first = self._first[key] = {}
+            for other in (*self._of_qos.get("", ()), *self._of_qos.get(user, ())):
+                if other.holds_for(options, user):
+                    for kind in (other.kind, _REPLACED.get(other.kind, "")):
+                        for name in other.amounts:
+                            place = first.get((kind, name), _OF_ASSOCIATION)
+                            first[kind, name] = min(place, other.place(options))
+        return limit.place(options) <= self._first[key].get((limit.kind, resource), _OF_ASSOCIATION)
 
 
 class _Anchors:
@@ -350,23 +398,23 @@ class _Anchors:
         """Names of their users."""
         return self._ids.keys()
 
-    def of(self, limit: AssociationLimit) -> list[str]:
+    def of(self, limit: AssociationLimit) -> dict[_Scope, list[str]]:
         """Ids, as users know them, of those for which a limit holds."""
         users = (limit.user,) if limit.user else self._ids
-        return [
-            anchor
+        return {
+            (user, scope): ids
             for user in users
             for scope, ids in self._ids.get(user, {}).items()
             if limit.holds_for(scope, user)
-            for anchor in ids
-        ]
+        }
 
     def handles(self, ids: Iterable[str]) -> frozenset[str]:
         """Handles of anchors."""
         return frozenset(self._handles[anchor] for anchor in ids)
 
-    def held(self, ids: Iterable[str], limit: AssociationLimit) -> dict[str, float]:
+    def held(self, limit: AssociationLimit) -> dict[str, float]:
         """What the running tasks of anchors that count for a limit hold together."""
+        ids = (anchor for each in self.of(limit).values() for anchor in each)
         tasks = (task for anchor in ids if anchor in self._tasks for task in self._tasks[anchor])
         rooms = [room for qos, partition, room in tasks if limit.counts(qos, partition)]
         return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}
