@@ -278,9 +278,10 @@ class AssociationLimits:
                 #: What it leaves, by those to whom it applies and those who wait for it.
                 parts: dict[tuple[tuple[_Scope, ...], frozenset[str]], dict[str, float]] = defaultdict(dict)
                 for name, most in limit.amounts.items():
+                    if not (limited := tuple(key for key in members if order.applies(limit, name, key))):
+                        continue
                     used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
                     amount = max(0.0, most - used - held.get(name, 0.0))
-                    limited = tuple(key for key in members if order.applies(limit, name, key))
                     handles: set[str] = set()
                     for of, scope, reason in waits:
                         if order.applies(limit, name, (of, scope)):
@@ -291,8 +292,8 @@ class AssociationLimits:
                     parts[limited, frozenset(handles)][TASKS if name == "jobs" else name] = amount
                 for (limited, waiting_for_part), left in parts.items():
                     title = f"Slurm's limit {limit.title}" + (f" ({', '.join(left)})" if len(parts) > 1 else "")
-                    if ids := [anchor for key in limited for anchor in members[key]]:
-                        found.append(GrowthLimit(anchors.handles(ids), left, title, waiting=waiting_for_part))
+                    of_these = anchors.handles(anchor for key in limited for anchor in members[key])
+                    found.append(GrowthLimit(of_these, left, title, waiting=waiting_for_part))
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
 
     def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
