@@ -458,6 +458,18 @@ def test_tasks_of_an_array_that_wait_for_room_are_counted(real: Real, manager: S
     real.cluster.run("scancel", array)
 
 
+def test_a_job_that_waits_for_all_memory_of_its_node_claims_it(real: Real, manager: SlurmManager) -> None:
+    """squeue shows the memory of the first node of the partition for it, from its submission on."""
+    handle = manager.submit(alices(real, FOREVER, demand=Resources.of(cpu=1, memory=100)))
+    wait_for(real, manager, handle, RmJobState.RUNNING)
+    job = real.cluster.submit_as(real.bob, ANCHOR, "--nodelist=n1", "--mem=0", "--cpus-per-task=2")
+    real.cluster.wait_until(lambda: manager.listing().claims, "it waits for room")
+    (claim,) = manager.listing().claims
+    assert (claim.handle, claim.demand, claim.whole) == (job, Resources.of(cpu=2, memory=4000), False)
+    stop(manager, [handle], 0)
+    real.cluster.wait_until(lambda: real.cluster.job_state(job) == "RUNNING", "it starts")
+
+
 def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:
     tag = task_tag(JOB, "worker-1")
     comment = f"|1|2\n3|RUNNING|\n{tag}|é%A" + "y" * 300
