@@ -2,6 +2,7 @@
 
 python examples/train_digits.py                              in this process
 dl2-run --workers 2 --servers 1 python examples/train_digits.py    as an elastic job on this machine
+dl2-run --workers 2 --servers 0 python examples/train_digits.py    the same as an all-reduce job
 """
 
 from __future__ import annotations
