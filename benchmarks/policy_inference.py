@@ -1,4 +1,4 @@
-"""How long the learned policies take: one inference of the network, and one decision of a slot.
+"""How long a decision of a slot takes the learned policies.
 
     python benchmarks/policy_inference.py [--policies dl2 lookahead dl2-original] [--jobs 40] [--nodes 500]
         [--slots 200] [--times 3]
@@ -13,20 +13,19 @@ p99 says.
 `dl2` has the weights that come with dl2d. `dl2-original` has a checkpoint that is made at once by 100 updates of
 supervised learning from Optimus with true speeds, so that sizes are sensible; J is the number of jobs.
 
-An inference is one call of the network on one observation; `tasks` are those of the decision. A slot is
-`Packing.for_decision` and `Policy.decide` together. Times are of this thread's processor.
+A time is that of `Packing.for_decision` and `Policy.decide` together, of this thread's processor; `tasks` are those of
+the decision.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from harness import options_of, show
-from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -34,7 +33,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.policies.dl2_paper import policy as dl2_paper
+from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
@@ -42,20 +41,6 @@ from dl2d.simulation.speeds.model_profiles import profile_names
 from dl2d.simulation.workload.generators import generate
 
 MODELS = sorted(profile_names())[:8]
-
-
-class Timed:
-    """A network whose calls are timed."""
-
-    def __init__(self, network: dl2_paper.Network) -> None:
-        self.network = network
-        self.calls: list[float] = []
-
-    def __call__(self, observations: dl2_paper.Matrix) -> dl2_paper.Matrix:
-        begin = time.thread_time()
-        answer = self.network(observations)
-        self.calls.append(time.thread_time() - begin)
-        return answer
 
 
 def original(jobs: int) -> Policy:
@@ -67,7 +52,7 @@ def original(jobs: int) -> Policy:
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]
     settings = Settings(teacher="optimus", window=jobs, iterations=0)
-    return dl2_paper.Dl2Original(train(workloads[:5], workloads[5:], settings, seed=0))
+    return Dl2Original(train(workloads[:5], workloads[5:], settings, seed=0))
 
 
 #: Policies by name, for so many jobs.
@@ -116,24 +101,13 @@ def streams(policy: Policy, jobs: int, nodes: int, count: int) -> TimedPolicy:
     return timed
 
 
-def milliseconds(seconds: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    p50, p99 = (1e3 * float(value) for value in np.percentile(seconds, [50, 99]))
-    return {"p50_ms": p50, "p99_ms": p99}
-
-
 def main() -> None:
     options = options_of(__doc__, policies=list(MAKERS), jobs=40, nodes=500, slots=200, times=3)
     for name in options.policies:
         policy = MAKERS[name](options.jobs)
         runs = [streams(policy, options.jobs, options.nodes, options.slots) for _ in range(options.times)]
-        slot = milliseconds(np.min([run.seconds for run in runs], axis=0))
-        inference: dict[str, Any] = {}
-        if isinstance(policy, dl2_paper.Dl2Original):
-            # Timed apart, so that its timer is in no slot's time.
-            policy.network = network = Timed(policy.network)
-            streams(policy, options.jobs, options.nodes, options.slots // 4)
-            inference = {"inference": milliseconds(network.calls[100:])}
-        show(policy=name, slot=slot, tasks=np.mean(runs[0].tasks), **inference)
+        p50, p99 = (1e3 * np.percentile(np.min([run.seconds for run in runs], axis=0), [50, 99])).tolist()
+        show(policy=name, p50_ms=p50, p99_ms=p99, tasks=float(np.mean(runs[0].tasks)))
 
 
 if __name__ == "__main__":

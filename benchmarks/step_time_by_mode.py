@@ -19,7 +19,6 @@ from itertools import chain, pairwise
 from typing import Any
 
 import torch
-from gpu_steps import LR, MOMENTUM, perceptron
 from harness import by_turns, measured, options_of, show, write_figures
 from runtime_jobs import run_job
 from torch import nn
@@ -30,11 +29,15 @@ from torch.utils.data import TensorDataset
 from pslite.torch import SGD, ElasticJob
 
 SKIPPED = 4
+LR, MOMENTUM = 0.01, 0.9
 
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return perceptron()
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((1024, 3072, 3072, 2048, 100)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def data(samples: int) -> TensorDataset:

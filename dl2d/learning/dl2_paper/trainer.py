@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +40,7 @@ from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
 from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, Settings
 from dl2d.learning.dl2_paper.supervised import fit
 from dl2d.learning.training_state import State, load_state, save_state
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -56,7 +54,7 @@ _SCALE_SAMPLES: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Progress of a training at a validation; times in seconds."""
+    """Progress of a training at a validation."""
 
     #: ``start``, ``imitation`` or ``learning``; and which round of how many.
     phase: str
@@ -65,8 +63,6 @@ class Report:
     score: Score
     best: float
     decisions: int
-    acting_seconds: float
-    learning_seconds: float
 
 
 OnValidation = Callable[[Report], None]
@@ -80,7 +76,6 @@ def train(
     settings: Settings,
     *,
     seed: int,
-    out: str | os.PathLike[str] | None = None,
     on_validation: OnValidation | None = None,
     on_step: OnStep | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -101,8 +96,6 @@ def train(
         See ``Settings``.
     seed
         Equal arguments and seeds give equal weights.
-    out
-        Folder of the checkpoint, written each time there is a better one; None writes none.
     on_validation, on_step
         Called after each validation, and after each update of imitation and each round.
     should_stop
@@ -125,11 +118,11 @@ def train(
     TrainingError
         See ``Diverged``, ``TooFewSamples``.
     CheckpointError
-        The folder cannot be written, the start is of another network, or there is no such state.
+        The state cannot be written, the start is of another network, or there is no such state.
     """
     on_step = on_step or (lambda _phase, _done, _total: None)
     with deterministic():
-        training = _Training(workloads, validation, settings, seed, out, on_validation, state)
+        training = _Training(workloads, validation, settings, seed, on_validation, state)
         inputs = [repr((list(workloads), list(validation))), "" if start is None else start.digest]
         training.inputs = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         # 1. A policy to begin with: of a state, a checkpoint or a teacher; or weights that were drawn.
@@ -151,13 +144,11 @@ def train(
             rngs = [np.random.default_rng([seed, k, stretch, 1]) for k in range(len(collectors))]
             before, end = training.decisions, min((stretch + 1) * settings.validate_every, settings.iterations)
             while training.round < end and not stopped:
-                acting, learning = improve(
+                improve(
                     training.learner, collectors, training.buffers, settings, rngs=rngs,
                     at=training.round / settings.iterations, alone=training.round < settings.critic_iterations,
                     recorded=live,
                 )  # fmt: skip
-                training.times[1] += acting
-                training.times[2] += learning
                 training.decisions = before + sum(collector.decisions for collector in collectors)
                 training.round += 1
                 on_step("learning", training.round, settings.iterations)
@@ -182,7 +173,7 @@ def improve(
     at: float,
     alone: bool = False,
     recorded: Samples | None = None,
-) -> tuple[float, float]:
+) -> None:
     """One round: each collector acts, then the learner takes steps along the mean of the gradients of all.
 
     Parameters
@@ -193,16 +184,9 @@ def improve(
         Only the critic learns.
     recorded
         See ``train``.
-
-    Returns
-    -------
-    tuple[float, float]
-        Seconds of acting, of learning.
     """
-    started = time.perf_counter()
     policy, value = for_acting(learner.policy), for_acting(learner.value, "value")
     fresh = [collector.collect(policy, value, settings.samples) for collector in collectors]
-    acted = time.perf_counter()
     entropy = settings.entropy + (settings.last_entropy - settings.entropy) * at
     rate = settings.rate + (settings.last_rate - settings.rate) * at
     for batches in zip(
@@ -215,7 +199,6 @@ def improve(
             minibatches.append(recorded.take(rngs[0].choice(len(recorded), size, replace=False)))
         gradients = [learner.gradients(minibatch, entropy=entropy, policy=not alone) for minibatch in minibatches]
         learner.apply(gradients, rate=rate)
-    return acted - started, time.perf_counter() - acted
 
 
 def _batches(fresh: Samples, buffer: ReplayBuffer, settings: Settings, rng: np.random.Generator) -> Iterator[Samples]:
@@ -244,7 +227,6 @@ class _Training:
         validation: Sequence[Workload],
         settings: Settings,
         seed: int,
-        out: str | os.PathLike[str] | None,
         on_validation: OnValidation | None,
         state: Path | None,
     ) -> None:
@@ -253,7 +235,7 @@ class _Training:
                 "jobs",
                 f"training needs {settings.federation} or more workloads to learn from, and 1 or more to validate",
             )
-        self._settings, self._seed, self._out, self._on_validation = settings, seed, out, on_validation
+        self._settings, self._seed, self._on_validation = settings, seed, on_validation
         self._state, self._workloads = state, len(workloads)
         self._input_ranges = training_ranges((len(one.jobs), len(one.nodes())) for one in workloads)
         #: Digest of what the training was begun with.
@@ -280,9 +262,8 @@ class _Training:
         begin(value, self._generator, self.sight)
         self.learner = ActorCritic(policy, value, settings)
         self.buffers = [ReplayBuffer(settings.replay) for _ in self.parts]
-        #: Rounds and decisions so far; seconds of imitation, of acting and of learning.
+        #: Rounds and decisions so far.
         self.round = self.decisions = 0
-        self.times = [0.0, 0.0, 0.0]
         #: The best checkpoint, with its score.
         self.best: tuple[float, Checkpoint] | None = None
         self._history: list[dict[str, Any]] = []
@@ -301,7 +282,7 @@ class _Training:
 
     def imitated(self, workloads: Sequence[Workload], on_step: OnStep) -> Checkpoint:
         """A policy that has learned from the settings' teacher."""
-        settings, started = self._settings, time.perf_counter()
+        settings = self._settings
         rng = np.random.default_rng([self._seed, 2])
         sight = replace(
             self.sight, extras=settings.supervised_extras,
@@ -311,7 +292,6 @@ class _Training:
         begin(network, self._generator, sight)
         shown = demonstrations_of(settings.teacher, workloads, sight, labels=settings.labels, rng=rng)
         fit(network, shown, settings, rng, lambda done, total, _: on_step("imitation", done, total))
-        self.times[0] = time.perf_counter() - started
         updates = settings.supervised_updates
         return self._checkpoint(self.validate("imitation", updates, updates, sight, network), sight, network)
 
@@ -337,15 +317,10 @@ class _Training:
         self._history.append({key: value for key, value in entry.items() if value != float("inf")})
         if self.best is None or found.best < self.best[0]:
             self.best = found.best, self._checkpoint(found, sight, net)
-            if self._out is not None:
-                write_checkpoint(self.best[1], Path(self._out))
         if self._on_validation is not None:
             self._on_validation(
-                Report(
-                    phase=phase, done=done, total=total, score=found, best=self.best[0], decisions=self.decisions,
-                    acting_seconds=self.times[1], learning_seconds=self.times[0] + self.times[2],
-                )
-            )  # fmt: skip
+                Report(phase=phase, done=done, total=total, score=found, best=self.best[0], decisions=self.decisions)
+            )
         return found
 
     def _checkpoint(self, found: Score, sight: Sight, net: Net) -> Checkpoint:
@@ -381,7 +356,7 @@ class _Training:
             arrays |= {f"best.{name}": array for name, array in best.weights.items()}
         words = {
             "settings": as_plain(self._settings), "inputs": self.inputs, "seed": self._seed,
-            "round": self.round, "decisions": self.decisions, "history": self._history, "times": self.times,
+            "round": self.round, "decisions": self.decisions, "history": self._history,
             "best": best_score,
             "best_settings": None if best is None else dict(best.settings),
             "best_training": None if best is None else dict(best.training),
@@ -422,7 +397,7 @@ class _Training:
                 )  # fmt: skip
                 self.best = float(words["best"]), made
             self.round, self.decisions = int(words["round"]), int(words["decisions"])
-            self._history, self.times = list(words["history"]), list(words["times"])
+            self._history = list(words["history"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
 

@@ -26,12 +26,14 @@ import sys
 from pathlib import Path
 from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 from dl2d.learning.dl2_paper.trainer import train
+from dl2d.policies.common.checkpoint import write_checkpoint
 
 folder = Path(sys.argv[1])
-train(
-    TRAINING, VALIDATION, SMALL, seed=3, out=folder / "checkpoint", state=folder / "state.npz",
+checkpoint = train(
+    TRAINING, VALIDATION, SMALL, seed=3, state=folder / "state.npz",
     resume=(folder / "state.npz").is_file(), on_step=lambda *said: print(*said, flush=True),
 )
+write_checkpoint(checkpoint, folder / "checkpoint")
 """
 
 

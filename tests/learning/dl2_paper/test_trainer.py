@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from dl2d.learning.dl2_paper.rollout import SampleCollector
 from dl2d.learning.dl2_paper.samples import ReplayBuffer
 from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
-from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.dl2_paper.policy import Dl2Original
@@ -68,11 +66,6 @@ def test_it_can_be_stopped_early() -> None:
     reports: list[Report] = []
     train(TRAINING, VALIDATION, SMALL, seed=0, on_validation=reports.append, should_stop=lambda: True)
     assert [(report.phase, report.done) for report in reports] == [("imitation", 20), ("learning", 1)]
-
-
-def test_the_best_checkpoint_is_in_the_folder(tmp_path: Path) -> None:
-    checkpoint = train(TRAINING, VALIDATION, SMALL, seed=0, out=tmp_path / "best")
-    assert read_checkpoint(tmp_path / "best", policy="dl2-original").digest == checkpoint.digest
 
 
 def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
