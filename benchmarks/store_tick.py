@@ -24,6 +24,7 @@ from harness import options_of, show
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Progress, Role
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
 from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop
@@ -44,44 +45,55 @@ class Bench:
     def __init__(self, url: str, jobs: int) -> None:
         self.store = SqlStore(url)
         self.times: dict[str, list[float]] = defaultdict(list)
-        self._jobs = [_job(number) for number in range(jobs)]
-        for job in self._jobs:
+        live = [make_job(number) for number in range(jobs)]
+        for job in live:
             self.store.add_job(job)
         roles = (Role.WORKER, Role.WORKER, Role.PS, Role.PS)
-        asked = self.store.ask_tasks([_start(job.key, role) for job in self._jobs for role in roles], 0.0)
+        asked = self.store.ask_tasks([_start(job.key, role) for job in live for role in roles], 0.0)
         self.store.change_tasks([TaskChange(task.job, task.id, TaskState.CONFIRMED) for task in asked], 1.0)
 
-    def _timed(self, name: str, work: Callable[[], T]) -> T:
+    def timed(self, name: str, work: Callable[[], T]) -> T:
         began = time.perf_counter()
         done = work()
         self.times[name].append(1000 * (time.perf_counter() - began))
         return done
 
-    def tick(self, number: int) -> None:
+    def tick(self, number: int, at: float) -> None:
         """One tick's calls in the daemon's order, and one heartbeat."""
-        store, at = self.store, 20.0 * number
-        jobs = self._timed("jobs", lambda: store.jobs(live=True))
-        tasks = self._timed("tasks", lambda: store.tasks(live=True))
+        store = self.store
+        jobs = self.timed("jobs", lambda: store.jobs(live=True))
+        tasks = self.timed("tasks", lambda: store.tasks(live=True))
+        keys, kinds = [job.key for job in jobs], {TrainingKind.of(jobs[0].request)}
+        self.timed("last_ended", lambda: store.last_ended(200))
+        self.timed("speeds", lambda: store.speeds(kinds, others=8))
+        self.timed("job_speeds", lambda: store.job_speeds(keys))
+        self.timed("losses", lambda: store.losses(keys))
         swapped = [job.key for job in jobs[number % 10 :: 10]]
         oldest = {task.job: task for task in reversed(tasks) if task.role is Role.WORKER}
         slot = _slot(number, at, jobs, tasks, swapped)
         leaving = [oldest[key] for key in swapped]
         starts = [_start(key, Role.WORKER) for key in swapped]
-        came = self._timed("ask_tasks", lambda: store.ask_tasks(starts, at))
+        came = self.timed("ask_tasks", lambda: store.ask_tasks(starts, at))
         changes = [
             *(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=f"{number}") for task in came),
             *(TaskChange(task.job, task.id, TaskState.RELEASED) for task in leaving),
         ]
-        self._timed("change_tasks", lambda: store.change_tasks(changes, at + 1))
-        self._timed("record_slot", lambda: store.record_slot(slot))
-        heard = Progress(at=at, version=number, epoch=number / 9, loss=1 / (1 + number), workers=2, ps=2)
-        self._timed("report_progress", lambda: store.report_progress(jobs[0].key, heard))
-        self._timed("decisions (one job)", lambda: store.decisions(jobs[0].key))
-        self._timed("resizes (one job)", lambda: store.resizes(jobs[0].key))
-        self._timed("slot", lambda: store.slot(number))
+        self.timed("change_tasks", lambda: store.change_tasks(changes, at + 1))
+        self.timed("record_slot", lambda: store.record_slot(slot))
+        self._heartbeat(keys[0], Progress(at=at, version=number, epoch=number / 9, loss=1 / number, workers=2, ps=2))
+        self.timed("decisions (one job)", lambda: store.decisions(keys[0]))
+        self.timed("resizes (one job)", lambda: store.resizes(keys[0]))
+        self.timed("slot", lambda: store.slot(number))
+
+    def _heartbeat(self, job: JobKey, heard: Progress) -> None:
+        store = self.store
+        self.timed("job", lambda: store.job(job))
+        tasks = self.timed("tasks (one job)", lambda: store.tasks(live=True, job=job))
+        self.timed("named_tasks", lambda: store.named_tasks(job, [task.id for task in tasks]))
+        self.timed("report_progress", lambda: store.report_progress(job, heard))
 
 
-def _job(number: int) -> Job:
+def make_job(number: int) -> Job:
     request = JobRequest(
         name=f"train-{number}",
         model="resnet-50",
@@ -155,7 +167,7 @@ def measure(name: str, url: str, jobs: int, ticks: int) -> None:
     with closing(bench.store):
         before = bench.store.size()
         for number in range(1, ticks + 1):
-            bench.tick(number)
+            bench.tick(number, 20.0 * number)
         grown = (bench.store.size() - before) / ticks
     third = max(1, ticks // 3)
     calls = {
