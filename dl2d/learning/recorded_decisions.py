@@ -81,7 +81,10 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
     """
     given = [recording for recording in recordings if recording.snapshot.jobs]
     if len(given) < _MIN_SLOTS:
-        raise TooFewSamples(f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)}")
+        raise TooFewSamples(
+            f"supervised learning: {_MIN_SLOTS} slots with jobs are needed, the store has {len(given)}; record longer, "
+            "or with a shorter schedule.slot_seconds if jobs end between two slots"
+        )
     jobs = len({job.key for recording in given for job in recording.snapshot.jobs})
     if jobs < min_jobs:
         raise TooFewSamples(

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.history_for_simulation import History, RecordedSizes, Sight
-from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, JobKey
+from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.store.jobs import JobRow, job_of
@@ -41,7 +41,10 @@ def read_history(connection: Connection, begin: float, end: float, *, unreported
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),
         starts=tuple(_start_seconds(connection, begin, end)),
-        sizes=_sizes(connection, begin, end, {job.key.slug: job.key for job in jobs}),
+        sizes={
+            **_sizes_of_ended(jobs, begin, end),
+            **_sizes(connection, begin, end, {job.key.slug: job.key for job in jobs}),
+        },
     )
 
 
@@ -53,6 +56,16 @@ def _sights(connection: Connection, begin: float, end: float, *, unreported: boo
     for number, at, policy in connection.execute(numbers):
         hours.setdefault(int(at // _HOUR), (number, policy))
     return [_sight(snapshot(connection, number), policy, unreported=unreported) for number, policy in hours.values()]
+
+
+def _sizes_of_ended(jobs: Iterable[Job], begin: float, end: float) -> dict[JobKey, RecordedSizes]:
+    """Sizes of the static jobs that ended, as the resource manager told them: one may have run between two slots."""
+    return {
+        job.key: ((max(job.started_at, begin), Allocation(job.progress.workers, job.progress.ps)),)
+        for job in jobs
+        if job.static and job.state.ended and job.progress.workers
+        if job.started_at is not None and job.started_at < end
+    }
 
 
 def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, JobKey]) -> dict[JobKey, RecordedSizes]:

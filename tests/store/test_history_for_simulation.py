@@ -7,7 +7,7 @@ from dataclasses import replace
 from store.samples import PS, WORKER, a_job, a_slot, starts
 
 from dl2d.core.cluster import Node, TaskState
-from dl2d.core.jobs import NO_LAUNCH, Allocation, JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, Allocation, JobKey, JobState, Progress
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.store.sql_store import SqlStore
@@ -49,6 +49,22 @@ def test_the_cluster_is_seen_once_an_hour_without_our_own_tasks(store: SqlStore)
     assert [sight.at for sight in sights][:2] == [BEGIN + 10, BEGIN + 900]  # the hour turns between the two
     assert all(sight.epochs == {job.key: 2.5} for sight in sights)
     assert {sight.nodes[0].used for sight in sights} == {Resources.of(cpu=3)}
+
+
+def test_sizes_of_static_jobs_that_ran_between_two_slots_are_those_that_the_manager_told(store: SqlStore) -> None:
+    def added(number: int, started: float | None, *, static: bool = True) -> JobKey:
+        job = a_job(number, submitted=int(BEGIN) - 100, static=static, progress=Progress(workers=3, ps=1))
+        store.add_job(job)
+        if started is not None:
+            store.change_job(job.key, JobChange(state=JobState.RUNNING), started)
+        store.change_job(job.key, JobChange(state=JobState.FINISHED), BEGIN + 9)
+        return job.key
+
+    before, between = added(1, BEGIN - 50), added(2, BEGIN + 4)
+    added(3, None)  # cancelled while it waited
+    added(4, BEGIN + 4, static=False)
+    sizes = store.history(BEGIN, END, unreported=True).sizes
+    assert sizes == {before: ((BEGIN, Allocation(3, 1)),), between: ((BEGIN + 4, Allocation(3, 1)),)}
 
 
 def test_speeds_plans_and_how_long_tasks_took_to_start(store: SqlStore) -> None:
