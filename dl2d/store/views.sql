@@ -63,7 +63,8 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
        jobs.model, jobs.static, jobs.state, jobs.end_cause, jobs.end_reason,
        {time jobs.submitted} AS submitted_at, {time jobs.started_at} AS started_at, {time jobs.ended_at} AS ended_at,
        ({now} - jobs.submitted) / 86400 AS days_ago,
-       COALESCE(jobs.started_at, jobs.ended_at, {now}) - jobs.submitted AS waiting_seconds,
+       CASE WHEN COALESCE(jobs.started_at, jobs.ended_at, {now}) < jobs.submitted THEN 0.0
+            ELSE COALESCE(jobs.started_at, jobs.ended_at, {now}) - jobs.submitted END AS waiting_seconds,
        COALESCE(jobs.ended_at, {now}) - jobs.started_at AS training_seconds,
        jobs.ended_at - jobs.submitted AS completion_seconds,
        CASE WHEN jobs.static AND jobs.address = '' THEN NULL ELSE jobs.epochs END AS epochs,
@@ -73,7 +74,7 @@ FROM jobs;
 
 COMMENT ON VIEW job_completion IS 'How long each job waited and trained, and how it ended.';
 COMMENT ON COLUMN job_completion.days_ago IS 'days from its submission until now';
-COMMENT ON COLUMN job_completion.waiting_seconds IS 'seconds from its submission until it trained first, or until now';
+COMMENT ON COLUMN job_completion.waiting_seconds IS 'seconds from its submission until it trained first, or until now; 0 where a clock was set back';
 COMMENT ON COLUMN job_completion.training_seconds IS 'seconds from when it trained first until it ended, or until now; NULL if it never trained';
 COMMENT ON COLUMN job_completion.completion_seconds IS 'seconds from its submission until it ended; NULL if it has not';
 COMMENT ON COLUMN job_completion.epochs IS 'epochs that its user declared; NULL of a static job that reports nothing';
@@ -128,7 +129,8 @@ SELECT COALESCE(decisions.policy, slots.policy) AS policy,
        COALESCE(decisions.policy_version, slots.policy_version) AS policy_version, count(*) AS jobs,
        sum(CASE WHEN jobs.state = 'finished' THEN 1 ELSE 0 END) AS finished,
        {time min(jobs.submitted)} AS first_submitted_at, {time max(jobs.ended_at)} AS last_ended_at,
-       avg(jobs.started_at - jobs.submitted) AS mean_waiting_seconds,
+       avg(CASE WHEN jobs.started_at < jobs.submitted THEN 0.0
+                ELSE jobs.started_at - jobs.submitted END) AS mean_waiting_seconds,
        avg(CASE WHEN jobs.state = 'finished' THEN jobs.ended_at - jobs.submitted END) AS mean_completion_seconds
 FROM jobs
 JOIN slots ON slots.number = (SELECT max(last.slot) FROM decisions AS last WHERE last.job_number = jobs.number)
@@ -143,7 +145,7 @@ COMMENT ON COLUMN policy_performance.jobs IS 'number of jobs that ended';
 COMMENT ON COLUMN policy_performance.finished IS 'number of these that completed all epochs';
 COMMENT ON COLUMN policy_performance.first_submitted_at IS 'when the first of them was submitted';
 COMMENT ON COLUMN policy_performance.last_ended_at IS 'when the last of them ended';
-COMMENT ON COLUMN policy_performance.mean_waiting_seconds IS 'mean seconds from submission until a job trained';
+COMMENT ON COLUMN policy_performance.mean_waiting_seconds IS 'mean seconds from submission until a job trained; 0 of a job where a clock was set back';
 COMMENT ON COLUMN policy_performance.mean_completion_seconds IS 'mean seconds from submission to end, of finished jobs';
 
 CREATE VIEW user_usage AS

@@ -88,6 +88,20 @@ def test_speeds_plans_and_how_long_tasks_took_to_start(store: SqlStore) -> None:
     assert (point.allocation, point.samples_per_second) == (Allocation(1, 1), 12.5)
 
 
+def test_nobody_waited_less_than_no_time_where_a_clock_was_set_back(store: SqlStore) -> None:
+    jobs = [a_job(number, submitted=int(BEGIN)) for number in (1, 2)]
+    for job in jobs:
+        store.add_job(job)
+    store.record_slot(a_slot(1, jobs, ()))
+    for job, began in zip(jobs, (BEGIN - 3600, BEGIN + 30), strict=True):
+        store.change_job(job.key, JobChange(state=JobState.RUNNING), began)
+        store.change_job(job.key, JobChange(state=JobState.FINISHED), began + 60)
+    with store._database.reading("a test") as connection:
+        waited = connection.exec_driver_sql("SELECT waiting_seconds FROM job_completion ORDER BY job_id").scalars()
+        assert list(waited) == [0.0, 30.0]
+        assert connection.exec_driver_sql("SELECT mean_waiting_seconds FROM policy_performance").scalar_one() == 15.0
+
+
 def test_an_empty_store_has_an_empty_history(store: SqlStore) -> None:
     history = store.history(BEGIN, END)
     assert (history.jobs, history.sights, history.speeds, history.plans, history.starts) == ((), (), (), (), ())
