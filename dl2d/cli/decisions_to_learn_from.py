@@ -14,6 +14,7 @@ from dl2d.cli.options import reading
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
 from dl2d.daemon.policy_versions.active_version import nodes_and_requests
@@ -23,6 +24,8 @@ from dl2d.learning.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
 
+#: Jobs, summed over slots, after which no older slot is read: in memory each takes about 3 KiB.
+_MAX_JOBS: Final = 500_000
 _NOT_COMPARED: Final = "completion times cannot be compared"
 
 
@@ -44,11 +47,15 @@ class RecordedSlots:
     requests: Sequence[JobRequest]
     #: Whether as many slots were read as may be: there may be older ones.
     limit_reached: bool = False
+    #: Whether older ones were not read, as the newest have so many jobs.
+    jobs_limit_reached: bool = False
 
     @property
     def note(self) -> str:
-        """Which days were left out, and why; empty for none."""
-        return "" if self.days is None else f"not learned from: {_names(self.days)}"
+        """What was left out, and why; empty for nothing."""
+        days = [] if self.days is None else [f"not learned from: {_names(self.days)}"]
+        newest = f"only the newest {counted(len(self.slots), 'slot')} with jobs were read: they list {_MAX_JOBS:,} jobs"
+        return "; ".join([*days, *([newest] if self.jobs_limit_reached else [])])
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -69,7 +76,8 @@ class RecordedSlots:
 def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int) -> RecordedSlots:
     """The newest slots with jobs outside the days on which versions are compared, of one policy or of all.
 
-    No more than ``limit`` slots are read, however many are left out. Raises ``RequestError`` where there are none.
+    No more than ``limit`` slots are read, however many are left out, and none after ``_MAX_JOBS`` jobs. Raises
+    ``RequestError`` where there are none.
     """
     placement = load_placement(settings.placement)
     with reading(settings) as store:
@@ -80,7 +88,15 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
             days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
         outside = () if days is None else days.held_out_times
         listed = store.slots(limit=limit, policy=policy, outside=outside, with_jobs=True)
-        found = [slot for each in reversed(listed) if (slot := store.slot(each.number)) is not None]
+        found, jobs = [], 0
+        for each in listed:
+            if jobs >= _MAX_JOBS:
+                break
+            if (slot := store.slot(each.number)) is not None:
+                found.append(slot)
+                jobs += len(slot.snapshot.jobs)
+        cut = jobs >= _MAX_JOBS and len(found) < len(listed)
+        found.reverse()
         nodes, requests = nodes_and_requests(store)
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
@@ -95,7 +111,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
     return RecordedSlots(
         slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
         slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
-        limit_reached=len(listed) == limit,
+        limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,
     )  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.cli import promotion_trial
+from dl2d.cli import decisions_to_learn_from, promotion_trial
+from dl2d.cli.decisions_to_learn_from import recorded_slots
 from dl2d.cli.imitation_report import comparison_lines, imitation_problem, not_better_than
+from dl2d.cli.train_options import site_settings
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
@@ -271,6 +273,19 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert (
         f"{too_few}only the newest 20 slots with jobs were read: raise --slots; not learned from: {days[1]}" in ran.err
     )
+
+
+def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = site_settings(site, None)
+    every = recorded_slots(settings, 2000, None, 0)
+    monkeypatch.setattr(decisions_to_learn_from, "_MAX_JOBS", 10)
+    newest = recorded_slots(settings, 2000, None, 0)
+    count = len(newest.slots)
+    assert [each.snapshot for each in newest.slots] == [each.snapshot for each in every.slots[-count:]]
+    jobs = [len(each.snapshot.jobs) for each in newest.slots]
+    assert sum(jobs) >= 10 > sum(jobs[1:])
+    assert every.note == ""
+    assert newest.note == f"only the newest {count} slots with jobs were read: they list 10 jobs"
 
 
 @pytest.mark.parametrize(("differing", "said"), [(0.0, []), (0.2, ["drf"])])
