@@ -77,6 +77,11 @@ class Day:
         return sum(job.at > 0 for job in self.jobs)
 
     @property
+    def has_ended_jobs(self) -> bool:
+        """Whether any job that was submitted on this day has ended by now."""
+        return any(job.at > 0 and job.length_known for job in self.jobs)
+
+    @property
     def unreported(self) -> int:
         """Number of those of them whose speed nobody reported."""
         return sum(job.at > 0 and job.unreported for job in self.jobs)

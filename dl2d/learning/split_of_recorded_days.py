@@ -110,6 +110,8 @@ def split_history(
 ) -> Split:  # fmt: skip
     """Workloads made from a recorded history; the newest days are kept back for testing.
 
+    Days of which no job has ended yet have nothing to compare: they are kept back only where there are too few others.
+
     Parameters
     ----------
     slot_seconds
@@ -150,7 +152,8 @@ def split_history(
             "another day", where="the twin",
         )  # fmt: skip
     kept = min(max(min_days, int(len(days) * _HELD_OUT)), len(days) - 1) if for_training else len(days)
-    held_out = tuple(unseen[-kept:])
+    chosen = sorted(unseen, key=lambda day: (day.has_ended_jobs, day.begin))[-kept:]
+    held_out = tuple(sorted(chosen, key=lambda day: day.begin))
     trained_on = tuple(day for day in days if day not in held_out) if for_training else ()
     measured = learnt_from(history, days)
     speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])

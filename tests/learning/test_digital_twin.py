@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning.test_recorded_days import SEEN, a_history, a_job, a_request, measured
+from learning.test_recorded_days import SEEN, a_history, a_job, a_request, measured, sights_of
 from recorded_site import MONDAY, a_site, record
 
 from dl2d.core.errors import WorkloadError
@@ -248,6 +248,21 @@ class TestSplit:
         assert (len(split.held_out), split.trained_on, split.training) == (2, (), ())
         with pytest.raises(WorkloadError, match="the candidate was trained on all 3 recorded days, so none is left"):
             split_history(history, SLOT, seed=0, learned=("2025-10-13", "2025-10-14", "2025-10-15"))
+
+    @pytest.mark.parametrize(
+        ("min_days", "kept_back"), [(2, ["14", "15"]), (3, ["13", "14", "15"]), (4, ["13", "14", "15", "18"])]
+    )
+    def test_days_of_which_no_job_has_ended_are_kept_back_last(self, min_days: int, kept_back: list[str]) -> None:
+        """As the newest are where jobs run for days."""
+        over = 3 * DAY_SECONDS
+        jobs = [
+            a_job(number, number * 9000.0, state=JobState.FINISHED if number * 9000.0 < over else JobState.RUNNING)
+            for number in range(1, 58)
+        ]
+        history = replace(a_history(*jobs, sights=sights_of(6)), end=MONDAY + 6 * DAY_SECONDS)
+        split = split_history(history, SLOT, seed=0, min_days=min_days, draws=2, tests=2)
+        assert [day.name for day in split.held_out] == [f"2025-10-{day}" for day in kept_back]
+        assert len(split.trained_on) == 6 - len(kept_back)
 
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
