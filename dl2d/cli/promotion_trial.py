@@ -172,6 +172,7 @@ def on_trial(
         if compared.assumed:
             assumed = (
                 f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
+                + ("" if verdict.passed else ", which mode canary would measure")
             )
     return Trial(
         at=time.time(),

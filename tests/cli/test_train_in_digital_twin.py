@@ -285,11 +285,14 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
 ) -> None:
     compared: list[GateSettings] = []
 
-    def passes(*_: object, settings: GateSettings, **__: object) -> SimpleNamespace:
-        compared.append(settings)
-        return SimpleNamespace(cases=(), verdict=Verdict(passed=True, reason="it is better"), jobs=42, assumed=40)
+    verdicts = [Verdict(passed=False, reason="not surely better whatever the speeds"),
+                Verdict(passed=True, reason="it is better")]  # fmt: skip
 
-    monkeypatch.setattr(promotion_trial, "compare", passes)
+    def judged(*_: object, settings: GateSettings, **__: object) -> SimpleNamespace:
+        compared.append(settings)
+        return SimpleNamespace(cases=(), verdict=verdicts[len(compared) - 1], jobs=42, assumed=40)
+
+    monkeypatch.setattr(promotion_trial, "compare", judged)
     url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
     record(url, load_source(QUIET_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
     own = with_checkpoint().checkpoint
@@ -300,10 +303,13 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     assert "jobs of fixed size report no speeds and do not count" in ran.err
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}, policy={"name": "dl2"})
     ran = dl2d("policy", "promote", tmp_path / "other", "-c", config)
+    assert ran.status == 1
+    assert "with assumed speeds of 40 of 42 jobs (no speed reported), which mode canary would measure; " in ran.err
+    ran = dl2d("policy", "promote", tmp_path / "other", "-c", config)
     assert ran.status == 0, ran.err
-    assert [each.whatever_speeds for each in compared] == [True]
+    assert [each.whatever_speeds for each in compared] == [True, True]
     with closing(SqlStore(url)) as store:
-        (trial,) = store.registry.trials("dl2")
+        trial, _ = store.registry.trials("dl2")
         (change,) = store.registry.changes("dl2")
     assert trial.reason.endswith("(its recorded sizes), with assumed speeds of 40 of 42 jobs (no speed reported)")
     assert change.reason == f"promoted by hand (passed the gate: {trial.reason})"
