@@ -2,8 +2,8 @@
 
 A change of a job's allocation is cut into batches of equal tasks. Of each batch, tasks that run already are taken up
 where they are, and new ones go to the first nodes in the placement's order that have room (``dl2d.core.node_classes``).
-What cannot be had whole is undone, with the reason why not. Limits on what jobs hold together are kept as well
-(``dl2d.core.limit_room``).
+What cannot be had whole is undone, with the reason why not (``dl2d.core.no_room_reasons``). Limits on what jobs hold
+together are kept as well (``dl2d.core.limit_room``).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from operator import add, attrgetter, sub
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
-from dl2d.core.decision import Constraint
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked, LimitRoom
+from dl2d.core.no_room_reasons import NoRoomReasons
 from dl2d.core.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
 from dl2d.core.placement import Placement
+from dl2d.core.resource_vectors import ResourceVectors
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Tasks of one role of a job.
@@ -65,26 +65,15 @@ class Packing:
         incumbents, leaving = tuple(incumbents), tuple(leaving)
         # Most nodes and most demands are equal: each is looked at once.
         demands = {task.room for task in incumbents} | {task.room for task in leaving}
-        listed = {node.capacity for node in self._nodes} | demands
-        self._names = sorted({name for resources in listed for name, _ in resources.thousandths})
-        self._node_sets = tuple(node_sets)
-        self._set_of = {job: number for number, nodes in enumerate(self._node_sets) for job in nodes.jobs}
-        #: Amounts in the order of the names and the number of the set of nodes, by demand and set; None for what asks
-        #: for something that no node has.
-        self._vectors: dict[tuple[Resources, int], Vector | None] = {}
+        self._vectors = ResourceVectors({node.capacity for node in self._nodes} | demands, node_sets)
         self._bundles: dict[tuple[Resources, Resources], Resources] = {}
         #: Tasks that run and were not taken up yet, those with the lowest numbers last.
         self._incumbents: dict[_Kind, list[tuple[int, Vector]]] = defaultdict(list)
-        self._classes = NodeClasses(placement, len(self._names), len(self._node_sets))
+        self._classes = NodeClasses(placement, *self._vectors.sizes)
         self._append_nodes(incumbents, leaving, demands, counted=counted)
         #: What was added since the last call of ``add`` or its like.
         self._steps: list[_Step] = []
-        #: Which node lacks the least of a demand when empty; and now, with its class then. The latter holds as long as
-        #: the node is of that class and nothing was taken out: the others lack as much as they did, or more.
-        self._nearest_empty: dict[Vector, int] = {}
-        self._nearest: dict[Vector, tuple[int, NodeClass]] = {}
-        #: Reasons that were found, by the state of the nodes.
-        self._reasons: dict[tuple[int, Resources, Role, int], Blocked] = {}
+        self._reasons = NoRoomReasons(self._nodes, placement, self._classes, self._vectors)
 
     @classmethod
     def for_decision(
@@ -111,7 +100,8 @@ class Packing:
     ) -> None:
         held: dict[int, list[Vector]] = defaultdict(list)
         gone: dict[int, list[Vector]] = defaultdict(list)
-        amounts = {demand: self._amounts(demand) for demand in demands}
+        vectors = self._vectors
+        amounts = {demand: vectors.amounts(demand) for demand in demands}
         for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             if (number := self._number.get(task.node)) is not None:
                 demand = amounts[task.room]
@@ -120,8 +110,8 @@ class Packing:
         for task in leaving:
             if (number := self._number.get(task.node)) is not None:
                 gone[number].append(amounts[task.room])
-        nothing = (0,) * len(self._names)
-        member_of = self._member_of()
+        nothing = (0,) * vectors.sizes[0]
+        member_of = vectors.member_of()
         known: dict[tuple[object, ...], NodeClass] = {}
         for number, node in enumerate(self._nodes):
             of_sets = member_of.get(node.name, 0)
@@ -129,19 +119,11 @@ class Packing:
             node_class = known.get(like)
             if node_class is None:
                 reserved, left = (tuple(map(sum, zip(nothing, *some, strict=True))) for some in like[2:4])
-                used = self._amounts(node.used)
+                used = vectors.amounts(node.used)
                 if counted:
                     used = tuple(map(max, map(sub, used, map(add, reserved, left)), nothing))
-                node_class = known[like] = self._classes.of(self._amounts(node.capacity), used, reserved, of_sets)
+                node_class = known[like] = self._classes.of(vectors.amounts(node.capacity), used, reserved, of_sets)
             self._classes.append(node_class, takes_tasks=node.state is NodeState.UP)
-
-    def _member_of(self) -> dict[str, int]:
-        """For each node that is in a set: the sets that it belongs to, as a bit mask."""
-        masks: dict[str, int] = {}
-        for number, nodes in enumerate(self._node_sets):
-            for name in nodes.nodes:
-                masks[name] = masks.get(name, 0) | 1 << number
-        return masks
 
     @property
     def first_node_only(self) -> bool:
@@ -169,7 +151,7 @@ class Packing:
                 self.limits.take(job, delta)
             return None
         role, demand, _ = without_room
-        blocked = self._why_not(demand, role, self._node_set(job.key))
+        blocked = self._reasons.reason(demand, role, job.key)
         self._undo()
         return blocked
 
@@ -245,7 +227,7 @@ class Packing:
 
     def _place(self, demand: Resources, count: int, job: JobKey | None) -> int:
         """Add equal new tasks to the first nodes that have room; returns how many are left without."""
-        vector, classes = self._vector(demand, job), self._classes
+        vector, classes = self._vectors.demand(demand, job), self._classes
         if vector is None:
             return count
         while count:
@@ -274,7 +256,7 @@ class Packing:
             self._classes.move(nodes, before)
             if incumbent is not None:
                 self._incumbents[incumbent].append((nodes[0], demand))
-        self._nearest.clear()
+        self._reasons.forget_nearest()
 
     def bundle(self, request: JobRequest) -> Resources:
         """What a worker and a PS ask for together."""
@@ -299,7 +281,7 @@ class Packing:
         if job is not None:
             self.limits.take_tasks(job, demand, len(nodes))
         if without_room:
-            return nodes, self._why_not(demand, role, self._node_set(job))
+            return nodes, self._reasons.reason(demand, role, job)
         return nodes, self.limits.blocked_task(job, demand, role) if job is not None and allowed < count else None
 
     def place_on(self, node: str, demand: Resources, job: JobKey | None = None) -> bool:
@@ -307,7 +289,7 @@ class Packing:
 
         Limits are neither checked nor counted.
         """
-        number, vector = self._number.get(node), self._vector(demand, job)
+        number, vector = self._number.get(node), self._vectors.demand(demand, job)
         if number is None or vector is None or not self._classes.takes_tasks[number]:
             return False
         fits = self._classes.class_of[number].fits(vector)
@@ -321,9 +303,9 @@ class Packing:
             self.limits.take_tasks(job, demand, -1)
         number = self._number[node]
         before = self._classes.class_of[number]
-        used = tuple(map(sub, before.used, self._amounts(demand)))
+        used = tuple(map(sub, before.used, self._vectors.amounts(demand)))
         self._classes.move((number,), self._classes.of(before.capacity, used, before.reserved, before.member_of))
-        self._nearest.clear()
+        self._reasons.forget_nearest()
 
     def gather(
         self, request: JobRequest, new: Allocation, there: Mapping[str, Allocation], job: JobKey | None = None
@@ -334,7 +316,7 @@ class Packing:
         room for a worker and a PS, one more at a time, until the job's workers and its PSs can both be laid evenly:
         each new one goes to the node with the fewest of its role. None where no number of nodes will do.
         """
-        demands = {role: self._vector(request.demand(role), job) for role in TASK_ROLES if new.count(role)}
+        demands = {role: self._vectors.demand(request.demand(role), job) for role in TASK_ROLES if new.count(role)}
         vectors = {role: vector for role, vector in demands.items() if vector is not None}
         if len(vectors) < len(demands):
             return None
@@ -345,7 +327,7 @@ class Packing:
         has = {role: [there[self._nodes[number].name].count(role) for number in nodes] for role in TASK_ROLES}
         most = max(sum(has[role]) + new.count(role) for role in TASK_ROLES)
         laid = self._evenly(nodes, has, vectors, new)
-        with closing(classes.in_order(self._together(*vectors.values()))) as others:
+        with closing(classes.in_order(self._vectors.together(*vectors.values()))) as others:
             while laid is None and len(nodes) < most:
                 other = next((number for number in others if number not in nodes), None)
                 if other is None:
@@ -377,21 +359,15 @@ class Packing:
                 counts[which] += 1
                 number = nodes[which]
                 laid.append((role, number))
-                taken[number] = self._together(taken[number], vector) if number in taken else vector
+                taken[number] = self._vectors.together(taken[number], vector) if number in taken else vector
         return laid if all(self._classes.class_of[number].fits(amounts) for number, amounts in taken.items()) else None
-
-    def _together(self, *demands: Vector) -> Vector:
-        """What tasks of one job ask for together."""
-        resources = len(self._names)
-        amounts = map(sum, zip(*(demand[:resources] for demand in demands), strict=True))
-        return (*amounts, demands[0][-1] if demands else EVERY_NODE)
 
     def room(self) -> dict[str, Resources]:
         """What is free on each node that takes tasks."""
         rooms: dict[NodeClass, Resources] = {}
         for node_class in self._classes.class_of:
             if node_class not in rooms:
-                rooms[node_class] = self._resources(node_class.free)
+                rooms[node_class] = self._vectors.resources(node_class.free)
         taking = zip(self._nodes, self._classes.class_of, self._classes.takes_tasks, strict=True)
         return {node.name: rooms[node_class] for node, node_class, takes_tasks in taking if takes_tasks}
 
@@ -399,69 +375,9 @@ class Packing:
         """What is free on all nodes that take tasks together, and the room of incumbents on draining ones."""
         kept = [self._classes.class_of[number].reserved for number in self._draining] if self._incumbents else []
         total = self._classes.matrices().total
-        return self._resources(map(sum, zip(total, *kept, strict=False)) if kept else total)
+        return self._vectors.resources(map(sum, zip(total, *kept, strict=False)) if kept else total)
 
     def room_on(self, node: str) -> Resources:
         """What is free on a node, whether it takes tasks or not; nothing where there is no such node."""
         number = self._number.get(node)
-        return NO_RESOURCES if number is None else self._resources(self._classes.class_of[number].free)
-
-    def _why_not(self, demand: Resources, role: Role, node_set: int) -> Blocked:
-        """Name the binding constraint, on the node that lacks the least (as a fraction of the demand)."""
-        matrices = self._classes.matrices()
-        asked = matrices.fingerprint, demand, role, node_set
-        if asked not in self._reasons:
-            vector = (*self._amounts(demand), node_set)
-            if not matrices.eligible(vector).any():
-                found = Blocked(role, Constraint.CAPACITY, "", demand.shortfalls(NO_RESOURCES))
-            else:
-                found = self._infeasible(demand, vector, role) or self._no_room(demand, vector, role)
-            may_use = self._node_sets[node_set].text(len(self._nodes)) if node_set != EVERY_NODE else ""
-            self._reasons[asked] = replace(found, may_use=may_use) if may_use else found
-        return self._reasons[asked]
-
-    def _infeasible(self, demand: Resources, vector: Vector, role: Role) -> Blocked | None:
-        """Why a task fits on no node even if that is empty, or None where it does on one."""
-        if vector not in self._nearest_empty:
-            matrices = self._classes.matrices()
-            self._nearest_empty[vector] = matrices.nearest(vector, matrices.capacity)
-        number = self._nearest_empty[vector]
-        node = self._nodes[number]
-        missing = demand.shortfalls(node.capacity)
-        return Blocked(role, Constraint.INFEASIBLE, node.name, missing) if missing else None
-
-    def _no_room(self, demand: Resources, vector: Vector, role: Role) -> Blocked:
-        """Why a task that fits on some empty node fits on none as they are, or not on the first if only that counts."""
-        matrices = self._classes.matrices()
-        if self._placement.first_node_only:
-            number = matrices.first_node(vector)
-        else:
-            number, then = self._nearest.get(vector, (-1, None))
-            if then is None or self._classes.class_of[number] is not then:
-                number = matrices.nearest(vector, matrices.free)
-                self._nearest[vector] = number, self._classes.class_of[number]
-        in_total = any(wanted > had for wanted, had in zip(vector[:-1], matrices.free_for(vector), strict=True))
-        constraint = Constraint.CAPACITY if in_total else Constraint.FRAGMENTED
-        free = self._resources(self._classes.class_of[number].free)
-        return Blocked(role, constraint, self._nodes[number].name, demand.shortfalls(free))
-
-    def _vector(self, demand: Resources, job: JobKey | None = None) -> Vector | None:
-        """Amounts in the order of the names, and the job's set; None where no node has any of what is asked for."""
-        asked = demand, self._node_set(job)
-        try:
-            return self._vectors[asked]
-        except KeyError:
-            known = {name for name, _ in demand.thousandths} <= set(self._names)
-            self._vectors[asked] = (*self._amounts(demand), asked[1]) if known else None
-            return self._vectors[asked]
-
-    def _node_set(self, job: JobKey | None) -> int:
-        """The number of the set of nodes that a job may use."""
-        return EVERY_NODE if job is None else self._set_of.get(job, EVERY_NODE)
-
-    def _amounts(self, resources: Resources) -> Vector:
-        """Amounts in the order of the names; of further resources there is no node."""
-        return tuple(resources.in_order(self._names))
-
-    def _resources(self, amounts: Iterable[int]) -> Resources:
-        return Resources(tuple([entry for entry in zip(self._names, amounts, strict=False) if entry[1]]))
+        return NO_RESOURCES if number is None else self._vectors.resources(self._classes.class_of[number].free)
