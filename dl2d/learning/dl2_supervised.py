@@ -23,7 +23,6 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.core.packing import Packing
 from dl2d.learning.recorded_decisions import (
     MIN_JOBS,
     Recording,
@@ -220,10 +219,7 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
     States in which all possible steps are right are left out.
     """
     snapshot = replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
-    packing = Packing.for_decision(
-        snapshot.nodes, snapshot.tasks, recording.placement, snapshot.node_sets, snapshot.limits
-    )  # fmt: skip
-    options = policy.size_options(snapshot, packing)
+    options = policy.size_options(snapshot, recording.packing())
     if options is None:
         return
     jobs, frontiers, cluster_jobs, free = options

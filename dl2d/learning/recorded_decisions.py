@@ -35,6 +35,11 @@ class Recording:
     decision: Decision
     placement: Placement
 
+    def packing(self) -> Packing:
+        """Packing of the snapshot for another decision on it."""
+        seen = self.snapshot
+        return Packing.for_decision(seen.nodes, seen.tasks, self.placement, seen.node_sets, seen.limits)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeComparison:
@@ -112,8 +117,7 @@ def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey,
 
     def sizes(recording: Recording) -> Mapping[JobKey, Allocation]:
         snapshot = recording.snapshot
-        packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
-        return policy.decide(snapshot, packing, np.random.default_rng([seed, snapshot.slot])).allocations()
+        return policy.decide(snapshot, recording.packing(), np.random.default_rng([seed, snapshot.slot])).allocations()
 
     return sizes
 

@@ -56,7 +56,9 @@ def a_snapshot(jobs: list[Job], nodes: list[Node], held: dict[int, Allocation] |
 
 
 def ask(policy: Policy, snapshot: Snapshot) -> Decision:
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
+    packing = Packing.for_decision(
+        snapshot.nodes, snapshot.tasks, LoadBalance(), snapshot.node_sets, snapshot.limits
+    )  # fmt: skip
     return policy.decide(snapshot, packing, np.random.default_rng(7))
 
 

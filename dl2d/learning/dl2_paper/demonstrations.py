@@ -167,9 +167,7 @@ def steps_of(
 
     ``exploration`` is that of the version of the policy that decided: it says which actions were allowed.
     """
-    snapshot = recording.snapshot
-    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, recording.placement)
-    sizing = Sizing(snapshot, packing, sight, exploration=exploration)
+    sizing = Sizing(recording.snapshot, recording.packing(), sight, exploration=exploration)
     sizes = recording.decision.allocations()
     order = _steps(recording.decision)
     allocations = sizing.filling.allocations

@@ -179,13 +179,17 @@ class Sizing:
     def _give_bundles(self) -> None:
         """Give each elastic job in turn its minimum size, until nodes have no room for one.
 
-        A job that runs at a fixed size waits for room for all of that.
+        A job that runs at a fixed size waits for room for all of that. One that may use some of the nodes only keeps
+        those jobs waiting that may use the same.
         """
+        #: Of jobs that have no room, the nodes that each may use.
+        waiting: set[frozenset[str] | None] = set()
         for job in self._snapshot.jobs:
-            if job.static or self.steps(job) is STEPS:
+            may_use = self.filling.may_use.get(job.key)
+            if job.static or self.steps(job) is STEPS or not waiting.isdisjoint((None, may_use)):
                 continue
             if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
-                return
+                waiting.add(may_use)
 
 
 class Batch:

@@ -7,13 +7,13 @@ import pytest
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 from simulation.drawn import drawn
 
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeSet, SharedLimit, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import TooFewSamples
-from dl2d.core.jobs import Allocation
+from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, recordings_of
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.recorded_decisions import Recording, sizes_of
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import Sight
 from dl2d.policies.drf import Drf
@@ -117,6 +117,24 @@ def test_demonstrations_begin_where_first_bundles_end() -> None:
         rng=np.random.default_rng(0),
     )  # fmt: skip
     assert found.actions.tolist() == [2, 5, 2, 5, 2, 5]
+
+
+def test_demonstrations_keep_to_the_nodes_and_limits_of_the_recorded_jobs() -> None:
+    """Otherwise first bundles of one partition went to nodes of another, and steps were shown that a policy lacks."""
+    jobs = [a_job(number) for number in range(3)]
+    small, large = (tuple(job.key for job in some) for some in (jobs[:2], jobs[2:]))
+    snapshot = replace(
+        a_snapshot(jobs, cluster(2, cpu=4, gpu=1)),
+        node_sets=(NodeSet(small, frozenset({"n0"}), "small"), NodeSet(large, frozenset({"n1"}), "large")),
+        limits=(SharedLimit(large, (("gpu", 0),), "no GPU"),),
+    )
+    recording = Recording(snapshot, decided(snapshot, (1, 2), (1, 2), (1, 2)), LoadBalance())
+    for labels in Labels:
+        found = demonstrations_in([recording], SIGHT, labels=labels, kept=1.0, rng=np.random.default_rng(0))
+        # The first job or the second has room, and one of its servers more; the third has none in its limit.
+        assert not found.masks[:, 6:9].any()
+        assert sum(found.actions < 12) <= 2
+    assert sizes_of(Drf(), 0)(recording)[jobs[2].key] == NOTHING
 
 
 @pytest.mark.parametrize("jobs", [0, 2])

@@ -13,7 +13,7 @@ from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
 from simulation.drawn import drawn
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
@@ -172,6 +172,38 @@ def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimu
         text = "has its minimum size of 1w+1ps since there was room left; the learned policy gave it nothing"
         assert decision.jobs[0].reason.text == text
     assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first bundles", "last bundles"])
+@pytest.mark.parametrize(
+    ("small", "large", "sizes"),
+    [
+        ("n0", "n1", [(1, 1), (0, 0), (0, 0), (1, 1), (1, 1)]),
+        ("n0", None, [(1, 1), (0, 0), (0, 0), (1, 1), (1, 1)]),
+        (None, "n1", [(1, 1), (1, 1), (0, 0), (0, 0), (0, 0)]),
+    ],
+    ids=["other nodes", "all nodes", "some of all nodes"],
+)
+def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
+    first: bool, small: str | None, large: str | None, sizes: list[tuple[int, int]]
+) -> None:
+    """A partition was full, and jobs of another waited beside its idle nodes behind the one for which it was full."""
+    jobs = [a_job(number, max_workers=1, max_ps=1) for number in range(5)]
+    asks = Resources.of(cpu=6, gpu=3)
+    jobs[2] = a_job(2, worker=asks if small is None else jobs[0].request.worker)
+    names = {"n0": ("n0",), "n1": ("n1",), None: ()}
+    sets = tuple(
+        NodeSet(tuple(job.key for job in some), frozenset(names[name]), f"partition {name}")
+        for name, some in ((small, jobs[:3]), (large, jobs[3:]))
+        if name is not None
+    )
+    checkpoint = a_checkpoint(
+        scale=0.0, resources=["cpu", "gpu"], window=2, first_bundles=first, last_bundles=not first
+    )
+    weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
+    nodes = [Node("n0", Resources.of(cpu=4, gpu=1)), Node("n1", Resources.of(cpu=8, gpu=3))]
+    decision = ask(Dl2Original(replace(checkpoint, weights=weights)), replace(a_snapshot(jobs, nodes), node_sets=sets))
+    assert [entry.allocation for entry in decision.jobs] == sizes
 
 
 def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
