@@ -61,12 +61,12 @@ def startable_waiting_jobs(
 ) -> tuple[JobKey, ...]:
     """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
-    Empty in two cases, for as long as they last, since the other jobs may then wait for their turn in a queue. A policy
-    that keeps the order of a queue leaves room for its first job. A learned one that imitates it gives no reason, so it
-    cannot be distinguished from one that leaves jobs out by mistake:
+    A job that may wait for its turn in a queue does not count: a policy that keeps the order of a queue leaves room for
+    its first job. A learned one that imitates it gives no reason, so it cannot be distinguished from one that leaves
+    jobs out by mistake. A job may be the first of a queue, of those that may use some of the same nodes, if it
 
-    - a job without tasks was given a size and is deferred;
-    - a waiting job does not fit now, but would fit into the empty cluster.
+    - has no tasks, was given a size and is deferred;
+    - or waits and does not fit now, but would fit into the empty cluster.
 
     Jobs that are larger than the empty cluster, that the guard or a limit keeps waiting, or whose coordinator is silent
     do not count.
@@ -75,8 +75,10 @@ def startable_waiting_jobs(
     waiting = _allowed_by_limits(_waiting_jobs(snapshot, answers, silent), snapshot, decision)
     if not waiting:
         return ()
-    held = snapshot.held()
-    if any(held[item.job] == NOTHING for item in plan.deferred if item.job in held):
+    held, may_use, every = snapshot.held(), snapshot.may_use(), frozenset(node.name for node in snapshot.nodes)
+    #: The nodes that each first job of a queue may use.
+    queued_for = {may_use.get(item.job, every) for item in plan.deferred if held.get(item.job) == NOTHING}
+    if every in queued_for:
         return ()
     free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     for start in plan.starts:
@@ -84,9 +86,12 @@ def startable_waiting_jobs(
     startable = _fitting(waiting, free, snapshot)
     if len(startable) < len(waiting):
         empty = Packing([_emptied(node) for node in snapshot.nodes], placement, node_sets=snapshot.node_sets)
-        if _fitting([job for job in waiting if job.key not in startable], empty, snapshot):
-            return ()
-    return tuple(job.key for job in waiting if job.key in startable)
+        first = _fitting([job for job in waiting if job.key not in startable], empty, snapshot)
+        queued_for |= {may_use.get(job, every) for job in first}
+    kept_free: frozenset[str] = frozenset().union(*queued_for)
+    return tuple(
+        job.key for job in waiting if job.key in startable and kept_free.isdisjoint(may_use.get(job.key, every))
+    )
 
 
 def jobs_with_room(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, cluster
 from tick.world import GivesNothing
 
+from dl2d.core.cluster import NodeSet
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.core.resource_manager import Claim, RmJob, RmJobState
+from dl2d.core.jobs import NOTHING, Allocation, Role
+from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState
 from dl2d.core.resources import Resources
+from dl2d.core.task_starts_and_stops import Deferred, Plan
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.testing.builders import make_nodes
-from dl2d.tick.needlessly_waiting_jobs import jobs_with_room
+from dl2d.tick.needlessly_waiting_jobs import jobs_with_room, startable_waiting_jobs
 from dl2d.tick.tick_context import GuardRules
 
 
@@ -81,6 +85,41 @@ def test_jobs_that_wait_for_a_reason_are_not_idle(build, options, jobs) -> None:
         report = world.tick(1.0)
         assert report.needless_wait.jobs == ()
         assert report.set_aside is None
+
+
+@pytest.mark.parametrize("is_deferred", [False, True], ids=["given nothing", "given a size"])
+@pytest.mark.parametrize(
+    ("nodes", "counts"),
+    [({"n1"}, True), ({"n0", "n1"}, False), (None, False)],
+    ids=["other nodes", "the full node too", "all nodes"],
+)
+def test_a_job_without_room_hides_needless_waits_of_jobs_that_may_use_its_nodes(nodes, counts, is_deferred) -> None:
+    first, second = a_job(1), a_job(2)
+    full, idle = cluster(2, cpu=8, gpu=2)
+    sets = [NodeSet((first.key,), frozenset({"n0"}), "small")]
+    if nodes is not None:
+        sets.append(NodeSet((second.key,), frozenset(nodes), "large"))
+    snapshot = a_snapshot([first, second], [structs.replace(full, used=full.capacity), idle])
+    why, size = Reason(Constraint.SATISFIED, "because"), Allocation(1, 1) if is_deferred else NOTHING
+    decision = Decision("test", "1", (JobDecision(first.key, size, why), JobDecision(second.key, NOTHING, why)))
+    plan = Plan(deferred=(Deferred(first.key, Role.WORKER, 1, "n0", ()),) if is_deferred else ())
+    found = startable_waiting_jobs(replace(snapshot, node_sets=tuple(sets)), decision, plan, LoadBalance())
+    assert found == ((second.key,) if counts else ())
+
+
+def test_the_fallback_starts_jobs_that_wait_beside_idle_nodes_while_another_waits_for_a_full_one(build) -> None:
+    world = build(policy=GivesNothing(), cluster_nodes=make_nodes(2), idle_seconds=50.0)
+    world.manager.put(
+        RmJob(handle="7", state=RmJobState.RUNNING, user="eve"), [("n1", world.cluster_nodes[0].capacity)]
+    )
+    keys = [world.submit(), world.submit()]
+    world.tick(1.0)
+    for key, node in zip(keys, ("n1", "n2"), strict=True):
+        world.manager.eligible[world.job(key).anchor] = EligibleNodes(frozenset({node}), f"partition of {node}")
+    for _ in range(8):
+        world.beat()
+        world.tick(10.0)
+    assert [world.has(key) for key in keys] == [NOTHING, (2, 2)]
 
 
 def test_a_clock_that_is_set_back_does_not_count_as_waiting(build) -> None:
