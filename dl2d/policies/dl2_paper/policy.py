@@ -18,7 +18,7 @@ from dl2d.core.array_types import Floats32
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
-from dl2d.core.jobs import JobKey
+from dl2d.core.jobs import NOTHING, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, version_of
@@ -117,7 +117,12 @@ class Dl2Original:
                 filling.refuse(job, reasons[job.key] or Reason(Constraint.QUEUE, text))
                 filling.allocations[job.key] = kept
             most = not any(grows(job, has, step) for step in STEPS)
-            if most:
+            constraint = Constraint.QUEUE if has == NOTHING else Constraint.SATISFIED
+            if has == NOTHING and (ahead := sizing.waits_behind.get(job.key)) is not None:
+                text = f"waits behind {ahead.key.id} ({ahead.request.name}), for which there is no room"
+            elif has == NOTHING:
+                text = "the learned policy gives it nothing although there is room"
+            elif most:
                 text = f"has its maximum of {has}"
             elif job.key in last_bundles:
                 text = f"has its minimum size of {has} since there was room left; the learned policy gave it nothing"
@@ -125,7 +130,7 @@ class Dl2Original:
                 text = f"has {has} in this slot for its speed to be measured (exploration)"
             else:
                 text = f"more than {has} is not worth it to the learned policy"
-            filling.refuse(job, reasons[job.key] or Reason(Constraint.SATISFIED, text))
+            filling.refuse(job, reasons[job.key] or Reason(constraint, text))
         return filling.decision(self, measure="probability", alternatives=alternatives)
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Floats32:

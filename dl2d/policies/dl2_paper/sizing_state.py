@@ -61,6 +61,8 @@ class Sizing:
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
+        #: The job without room that kept another from its minimum size.
+        self.waits_behind: dict[JobKey, Job] = {}
         #: Capacity of the cluster in the order of the sight's resources, shape (R,); what it has nothing of counts 1.
         self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
         self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
@@ -182,14 +184,17 @@ class Sizing:
         A job that runs at a fixed size waits for room for all of that. One that may use some of the nodes only keeps
         those jobs waiting that may use the same.
         """
-        #: Of jobs that have no room, the nodes that each may use.
-        waiting: set[frozenset[str] | None] = set()
+        #: The first job without room of those that may use the same nodes.
+        first_waiting: dict[frozenset[str] | None, Job] = {}
         for job in self._snapshot.jobs:
-            may_use = self.filling.may_use.get(job.key)
-            if job.static or self.steps(job) is STEPS or not waiting.isdisjoint((None, may_use)):
+            if job.static or self.steps(job) is STEPS:
                 continue
-            if not self.add(job, _BUNDLE) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
-                waiting.add(may_use)
+            may_use = self.filling.may_use.get(job.key)
+            ahead = first_waiting.get(None) or first_waiting.get(may_use)
+            if ahead is not None:
+                self.waits_behind[job.key] = ahead
+            elif not self.add(job, _BUNDLE) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
+                first_waiting[may_use] = job
 
 
 class Batch:

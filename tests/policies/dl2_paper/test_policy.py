@@ -14,7 +14,7 @@ from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
 from simulation.drawn import drawn
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot
-from dl2d.core.decision import Constraint
+from dl2d.core.decision import Constraint, Reason
 from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.packing import Packing
@@ -204,6 +204,18 @@ def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
     nodes = [Node("n0", Resources.of(cpu=4, gpu=1)), Node("n1", Resources.of(cpu=8, gpu=3))]
     decision = ask(Dl2Original(replace(checkpoint, weights=weights)), replace(a_snapshot(jobs, nodes), node_sets=sets))
     assert [entry.allocation for entry in decision.jobs] == sizes
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["with first bundles", "without bundles"])
+def test_a_job_that_has_nothing_although_there_is_room_is_told_why(first: bool) -> None:
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], first_bundles=first)
+    weights = {**checkpoint.weights, "policy.2.bias": np.eye(1, 13, 12, dtype=np.float32)[0]}
+    jobs = [a_job(1), a_job(2, min_workers=3), a_job(3)]
+    decision = ask(Dl2Original(replace(checkpoint, weights=weights)), a_snapshot(jobs, cluster(1, cpu=8, gpu=4)))
+    last = decision.jobs[2]
+    behind = "waits behind 2 (job 2), for which there is no room"
+    text = behind if first else "the learned policy gives it nothing although there is room"
+    assert (last.allocation, last.reason) == (NOTHING, Reason(Constraint.QUEUE, text))
 
 
 def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
