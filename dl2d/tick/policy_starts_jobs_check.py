@@ -106,11 +106,16 @@ def _idle(nodes: Sequence[Node]) -> list[Node]:
 def _small_requests(nodes: Sequence[Node]) -> Iterator[JobRequest]:
     """Small requests with and without parameter servers, of one bundle and of two.
 
-    A worker needs a CPU, and a GPU if there are nodes that have one; a PS needs a CPU.
+    A worker needs a CPU, and a GPU if there are nodes that have one; a PS needs a CPU. Where nodes have none, it is one
+    unit of another resource: policies may leave out jobs that ask for nothing. Nodes without resources get none.
     """
-    node = max(nodes, key=lambda node: (node.capacity.get("gpu"), node.capacity.get("cpu")))
-    cpu, gpu = (min(node.capacity.get(name), 1) for name in ("cpu", "gpu"))
-    worker, ps = Resources.of(cpu=cpu, gpu=gpu), Resources.of(cpu=cpu)
+    capacity = max(nodes, key=lambda node: (node.capacity.get("gpu"), node.capacity.get("cpu"))).capacity
+    names = {name for name, _ in capacity.thousandths}
+    if not names:
+        return
+    of_ps = "cpu" if "cpu" in names else min(names - {"gpu"}, default="gpu")
+    of_worker = {"cpu", "gpu"} & names or {of_ps}
+    worker, ps = (capacity.minimum(Resources.of(dict.fromkeys(of_task, 1))) for of_task in (of_worker, {of_ps}))
     plain = JobRequest(
         name="plain", model="other", epochs=10.0, samples_per_epoch=1000.0, steps_per_epoch=None, batch=None,
         worker=worker, ps=ps,

@@ -19,7 +19,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
-from dl2d.tick.policy_starts_jobs_check import start_check
+from dl2d.tick.policy_starts_jobs_check import requests_to_try, start_check
 
 BUILT_IN = ("dl2", "drf", "fifo", "lookahead", "optimus", "srtf", "tetris")
 
@@ -53,6 +53,32 @@ class GivesGpusToNoOne(GivesNothing):
 def test_the_small_jobs_need_gpus_though_nodes_without_have_more_of_all_else() -> None:
     nodes = [Node("large", Resources.of(cpu=64, memory=2**20)), Node("gpu", Resources.of(cpu=8, gpu=1, memory=2**12))]
     assert start_check(GivesGpusToNoOne(), LoadBalance(), nodes).waiting
+
+
+@pytest.mark.parametrize(
+    ("amounts", "worker", "ps"),
+    [
+        ({"cpu": 8, "gpu": 2, "memory": 2**12}, {"cpu": 1, "gpu": 1}, {"cpu": 1}),
+        ({"cpu": 0.5}, {"cpu": 0.5}, {"cpu": 0.5}),
+        ({"gpu": 4}, {"gpu": 1}, {"gpu": 1}),
+        ({"gpu": 4, "memory": 2**12}, {"gpu": 1}, {"memory": 1}),
+        ({"npu": 4}, {"npu": 1}, {"npu": 1}),
+        ({"memory": 2**12, "npu": 0.5}, {"memory": 1}, {"memory": 1}),
+    ],
+    ids=" ".join,
+)
+def test_the_small_jobs_ask_for_something_that_the_nodes_have(amounts, worker, ps) -> None:
+    """On nodes without CPUs and GPUs they asked for nothing, and a policy that left them out was refused."""
+    nodes = cluster(3, **amounts)
+    small = requests_to_try(LoadBalance(), nodes)
+    assert {request.worker for request in small} == {Resources.of(worker)}
+    assert {request.ps for request in small if request.max_ps} == {Resources.of(ps)}
+    for name in ("dl2", "drf"):
+        assert start_check(load_policy(name), LoadBalance(), nodes).problem == ""
+
+
+def test_nodes_that_have_nothing_have_no_small_jobs() -> None:
+    assert requests_to_try(LoadBalance(), cluster(2)) == []
 
 
 class OnlyRings:
