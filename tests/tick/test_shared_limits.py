@@ -275,8 +275,10 @@ def _reasons_are_true(decision: Decision, snapshot: Snapshot, left: LimitRoom, p
             continue
         job = jobs[entry.job]
         smallest = job.request.min_size
-        # Tasks that wait for others to leave have their room in the decision.
-        if entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED) and not plan.deferred:
+        # Tasks that wait for others to leave have their room in the decision. A placement that keeps bundles together
+        # may place those of running jobs otherwise than the decision, which has packed all tasks anew.
+        without_room = entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED)
+        if without_room and not plan.deferred and not placement.keeps_bundles:
             assert not room.fits(job, smallest), entry.reason
         if entry.reason.constraint is Constraint.LIMIT:
             assert left.blocked(job, smallest) is not None, entry.reason

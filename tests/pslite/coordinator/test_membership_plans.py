@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pslite.coordinator import membership_plans
 from pslite.coordinator.job_state import PendingPlan, Reassignment
-from pslite.coordinator.joining_and_start import give_ranks
+from pslite.coordinator.joining_and_start import check_start, give_ranks
 from pslite.job.job_spec import SGD, Part, Segment
 from pslite.net.messages import Announced, Drained, Moved, Nack, Pushed, Ready
 
@@ -81,6 +81,26 @@ def test_ranks_go_by_number_at_the_start_and_one_that_comes_late_has_the_next():
     for task in members:
         members[task].described = True
     assert membership_plans.choose_members(a_job.state).workers == (W0, W2, "worker-10", W1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "wanted", "reason"),
+    [
+        # the coordinator was not executed until the limit had passed
+        (["worker-0", "ps-0"], ["worker-0", "ps-0"], None),
+        (["worker-0"], ["worker-0", "ps-0"], "no server joined within 60 s"),
+        (["worker-0", "ps-0"], ["worker-1", "ps-0"], "no wanted member joined within 60 s"),
+    ],
+)
+def test_a_job_whose_first_plan_is_about_to_be_made_does_not_fail_for_the_time_limit_of_its_start(
+    tasks, wanted, reason
+):
+    a_job, _ = job(tasks, wanted=wanted, start=60.0)
+    for each in a_job.state.members.values():
+        each.described = True
+    check_start(a_job, JOINED + 60)
+    check_start(a_job, JOINED + 61)
+    assert a_job.state.reason == reason
 
 
 def test_who_is_wanted_no_more_is_dismissed_and_who_is_too_many_waits():

@@ -122,6 +122,9 @@ def check_start(job: Job, now: float) -> None:
         waiting = state.waiting()
         if {m.role for m in waiting} >= set(state.roles) and any(m.lost or not m.described for m in waiting):
             return  # it comes back in a moment, or needs more time to describe the job
+        wanted = [[t for t in state.joined(role) if state.target is None or t in state.target] for role in state.roles]
+        if all(wanted):
+            return  # the first plan is about to be made
         missing = [ROLES[role] for role in state.roles if not state.joined(role)]
         job.fail(f"no {' and no '.join(missing) or 'wanted member'} joined within {limit:g} s")
     elif now - state.waiting_reported > _STILL_WAITING_SECONDS:
