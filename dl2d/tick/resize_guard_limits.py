@@ -4,8 +4,10 @@ Every rule is a bound of a job's allocation or a bound of a sum over jobs. Where
 gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
-2. capacity: all jobs together get no more than the nodes have for them, without what jobs of others claim;
-3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait;
+2. capacity: all jobs together get no more than the nodes that take new tasks have for them, without what jobs of others
+   claim. Tasks on other nodes do not count: when they end, nobody gets their room;
+3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait; for
+   those that no node could hold no other job shrinks;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
    resource manager's limits leave them; in these they make room for jobs of others (``make_room_in_limits``);
 5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
@@ -29,7 +31,7 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ClaimedNodes, NodeState, SharedLimit, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
@@ -130,8 +132,8 @@ class _JobLimits:
     def give(self, allocation: Allocation) -> None:
         """Replace ``given``, in the sums as well."""
         for total in self.sums:
-            total.add(self.job.request, self.given, -1)
-            total.add(self.job.request, allocation)
+            total.add(self.job, self.given, -1)
+            total.add(self.job, allocation)
         self.given = allocation
 
 
@@ -149,9 +151,14 @@ class _Sum:
     limit_without_excess: Mapping[str, int] = field(default_factory=dict)
     #: Whether it is a limit of the site or of the resource manager.
     is_limit: bool = False
+    #: Of each job, how many of its tasks do not count.
+    uncounted: Mapping[JobKey, Allocation] = field(default_factory=dict)
     total: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, request: JobRequest, allocation: Allocation, sign: int = 1) -> None:
+    def add(self, job: Job, allocation: Allocation, sign: int = 1) -> None:
+        request = job.request
+        if job.key in self.uncounted:
+            allocation = allocation.beyond(self.uncounted[job.key])
         for demand, count in ((request.worker, allocation.workers), (request.ps, allocation.ps)):
             for name, amount in demand.thousandths:
                 self.total[name] += sign * count * amount
@@ -255,11 +262,16 @@ def _add_capacity(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> list[
     """
     if not snapshot.claims and not any(_grows(each.entry.previous, each.desired) for each in job_limits):
         return []
-    free = _capacity(snapshot)
-    text = f"the nodes have {Resources(tuple(sorted(free.items())))} for all jobs"
+    room = _room_on_nodes(snapshot)
+    free: dict[str, int] = defaultdict(int)
+    for on_node in room.values():
+        for name, amount in on_node.items():
+            free[name] += amount
+    text = f"the nodes that take new tasks have {Resources(tuple(sorted(free.items())))} for all jobs"
     if snapshot.claims:
         text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
     capacity = _Sum(Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY, text, free, complete=True)
+    capacity.uncounted = _tasks_without_room(job_limits, snapshot, room)
     for each in job_limits:
         each.sums.append(capacity)
     return [capacity]
@@ -282,7 +294,7 @@ def _add_limits(
         members, most = [by_key[key] for key in limit.jobs], dict(limit.most)
         found = _Sum(constraint, limit.text, most, limit_without_excess=most, is_limit=True)
         for each in members if keep_excess else ():
-            found.add(each.job.request, each.entry.previous.common(each.desired))
+            found.add(each.job, each.entry.previous.common(each.desired))
         if keep_excess:
             found.limit = {name: max(amount, found.total.get(name, 0)) for name, amount in most.items()}
             found.total.clear()
@@ -292,37 +304,89 @@ def _add_limits(
     return sums
 
 
-def _capacity(snapshot: Snapshot) -> dict[str, int]:
-    """What all jobs together may hold, in thousandths by resource.
+def _room_on_nodes(snapshot: Snapshot) -> dict[str, Mapping[str, int]]:
+    """What all jobs together may hold on each node that takes new tasks, in thousandths by resource.
 
-    Of a node that takes tasks it is what others leave, and at least what runs there; of another node what runs there.
-    Tasks that leave for a claim do not count as running.
+    It is what others leave, and at least what runs there; tasks that leave for a claim do not count as running.
     """
-    leaving = {tag for claim in snapshot.claims for tag in claim.leaving}
+    leaving = _leaving(snapshot)
     ours: dict[str, list[Resources]] = defaultdict(list)
     kept: dict[str, list[Resources]] = defaultdict(list)
     for task in snapshot.tasks:
         ours[task.node].append(task.room)
         if task.state.wanted and not (leaving and task.tag in leaving):
             kept[task.node].append(task.room)
-    capacity: dict[str, int] = defaultdict(int)
+    room: dict[str, Mapping[str, int]] = {}
     for node in snapshot.nodes:
-        here = Resources.total(kept[node.name]) if node.name in kept else Resources()
-        if node.state is NodeState.UP:
-            used = node.used.minus(Resources.total(ours[node.name])) if node.name in ours else node.used
-            free = dict(node.capacity.minus(used).thousandths) if used.thousandths else dict(node.capacity.thousandths)
-            for name, amount in here.thousandths:
-                free[name] = max(free.get(name, 0), amount)
-            for name, amount in free.items():
-                capacity[name] += amount
-        else:
-            for name, amount in here.thousandths:
-                capacity[name] += amount
-        kept.pop(node.name, None)
-    for demands in kept.values():  # on nodes that are not listed
-        for name, amount in Resources.total(demands).thousandths:
-            capacity[name] += amount
-    return capacity
+        if node.state is not NodeState.UP:
+            continue
+        used = node.used.minus(Resources.total(ours[node.name])) if node.name in ours else node.used
+        free = dict(node.capacity.minus(used).thousandths) if used.thousandths else dict(node.capacity.thousandths)
+        for name, amount in Resources.total(kept[node.name]).thousandths if node.name in kept else ():
+            free[name] = max(free.get(name, 0), amount)
+        room[node.name] = free
+    return room
+
+
+def _leaving(snapshot: Snapshot) -> frozenset[str]:
+    """Tags of the tasks that leave for a claim."""
+    return frozenset(tag for claim in snapshot.claims for tag in claim.leaving)
+
+
+def _tasks_without_room(
+    job_limits: Iterable[_JobLimits], snapshot: Snapshot, room: Mapping[str, Mapping[str, int]]
+) -> dict[JobKey, Allocation]:
+    """Of each job, its tasks that take no part of the room on nodes that take new tasks.
+
+    They run on other nodes, or the job lacks them of its floor and none of the nodes that it may use could hold them,
+    even without tasks of other jobs. The latter are named in its reasons.
+    """
+    may_use, leaving = snapshot.may_use(), _leaving(snapshot)
+    below_floor = [each for each in job_limits if not each.entry.previous.covers(each.lowest)]
+    #: Nodes that new tasks of these jobs may use; None: all.
+    nodes_of = {each.job.key: may_use.get(each.job.key) for each in below_floor}
+    found: dict[tuple[JobKey, Role], int] = defaultdict(int)
+    own: dict[tuple[JobKey, Role], int] = defaultdict(int)
+    for task in snapshot.tasks:
+        if not task.state.wanted or (leaving and task.tag in leaving):
+            continue
+        if task.node not in room:
+            found[task.job, task.role] += 1
+        elif task.job in nodes_of and ((nodes := nodes_of[task.job]) is None or task.node in nodes):
+            own[task.job, task.role] += 1
+    #: How many of so many tasks with a demand nodes could hold, by the nodes that their job may use.
+    held: dict[tuple[frozenset[str] | None, Resources, int], int] = {}
+    for each in below_floor:
+        nodes, waits = nodes_of[each.job.key], False
+        for role in TASK_ROLES:
+            kind = each.job.key, role
+            lacking = each.lowest.count(role) - each.entry.previous.count(role)
+            if lacking <= 0:
+                continue
+            alike = nodes, each.job.request.demand(role), lacking + own[kind]
+            if alike not in held:
+                rooms = room.values() if nodes is None else [room[name] for name in nodes if name in room]
+                held[alike] = _count_held(rooms, *alike[1:])
+            without_room = min(lacking + own[kind] - held[alike], lacking)
+            found[kind] += without_room
+            waits = waits or without_room > 0
+        if waits:
+            text = (
+                f"what it lacks of its floor {each.lowest} waits: "
+                "the nodes that take new tasks of the job could not hold it all even without those of other jobs"
+            )
+            each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
+    return {key: Allocation(*(found[key, role] for role in TASK_ROLES)) for key in {key for key, _ in found}}
+
+
+def _count_held(rooms: Iterable[Mapping[str, int]], demand: Resources, most: int) -> int:
+    """How many tasks with a demand nodes with this room could hold, up to ``most``."""
+    count = 0
+    for room in rooms:
+        count += min([room.get(name, 0) // amount for name, amount in demand.thousandths], default=most)
+        if count >= most:
+            return most
+    return count
 
 
 def _reserve(job_limits: list[_JobLimits]) -> None:
@@ -405,19 +469,34 @@ def _has(allocation: Allocation, size: Allocation) -> bool:
 
 
 def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
-    """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not hold."""
+    """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not hold.
+
+    Tasks that count in none of the exceeded sums stay.
+    """
     binding: list[_Sum] = []
     while True:
         exceeded: set[str] = set()
+        uncounted = each.given
         for total in each.sums:
             if more := total.exceeded():
                 exceeded |= more
+                uncounted = uncounted.common(total.uncounted.get(each.job.key, NOTHING))
                 if total not in binding:
                     binding.append(total)
-        smaller = _smaller(each.job.request, each.given, least, exceeded) if exceeded else None
+        kept = least if uncounted == NOTHING else _least_with(each.job.request, least, uncounted, each.given)
+        smaller = _smaller(each.job.request, each.given, kept, exceeded) if exceeded else None
         if smaller is None:
             return binding
         each.give(smaller)
+
+
+def _least_with(request: JobRequest, least: Allocation, kept: Allocation, given: Allocation) -> Allocation:
+    """The least that the job may have of ``given`` with the tasks ``kept``; ``least`` where it cannot train with it."""
+    size = _larger(least, kept)
+    if not _has(size, request.min_size):
+        return least
+    workers = next((count for count in range(size.workers, given.workers) if request.allows(count)), given.workers)
+    return Allocation(workers, size.ps)
 
 
 def _smaller(

@@ -4,6 +4,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations
@@ -15,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from policies.snapshots import a_job, a_snapshot, ask, cluster, snapshots
+from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import Node, NodeState, Snapshot
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Owner, Role
@@ -604,6 +605,50 @@ def test_a_job_that_has_never_run_keeps_no_part_of_its_minimum_size_without_room
         silent=[job.key for job in jobs if silent],
     )  # fmt: skip
     assert outcome(decision) == expected
+
+
+#: Of two jobs with workers of one CPU and no servers, the first lacks one of the two of its floor: nodes (name, CPUs,
+#: state), the nodes that the first job may use, the nodes of the workers of both, and how many the second gets.
+_UP, _CLOSED = NodeState.UP, NodeState.DRAINING
+_FLOOR_LACKED: dict[str, tuple[list[tuple[str, int, NodeState]], set[str] | None, str, str, dict[str, Any], int]] = {
+    "a worker leaves": ([("u", 5, _UP)], None, "u", "uuuu", {}, 3),
+    "none leaves where the node takes no new tasks": ([("c", 5, _CLOSED)], None, "c", "cccc", {}, 4),
+    "those there stay": ([("u", 2, _UP), ("c", 3, _CLOSED)], None, "u", "uccc", {}, 3),
+    "those there stay while others leave": ([("u", 3, _UP), ("c", 2, _CLOSED)], None, "u", "uucc", {}, 3),
+    "where fewer are not allowed, all stay": (
+        [("u", 2, _UP), ("c", 3, _CLOSED)], None, "u", "uccc", {"allowed_workers": (2, 4)}, 4
+    ),
+    "none leaves for a worker that may not start there": (
+        [("u", 4, _UP), ("c", 1, _CLOSED)], {"c"}, "c", "uuuu", {}, 4
+    ),
+    "none leaves where the job has the whole of its nodes": (
+        [("u", 4, _UP), ("v", 1, _UP)], {"v"}, "v", "uuuu", {}, 4
+    ),
+    "one leaves where the job has room elsewhere": ([("u", 4, _UP), ("v", 1, _UP)], {"u"}, "v", "uuuu", {}, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "may_use", "first", "second", "change", "gets"), _FLOOR_LACKED.values(),
+                         ids=_FLOOR_LACKED)  # fmt: skip
+def test_for_a_floor_tasks_leave_that_have_room_for_it(nodes, may_use, first, second, change, gets) -> None:
+    request: dict[str, Any] = NO_PS | {"worker": Resources.of(cpu=1)}
+    jobs = [a_job(1, min_workers=2, **request), a_job(2, **request | change)]
+    tasks = tuple(
+        Task(job=job.key, id=f"worker-{number}", role=Role.WORKER, node=name, demand=Resources.of(cpu=1),
+             state=TaskState.CONFIRMED)
+        for job, names in zip(jobs, (first, second), strict=True) for number, name in enumerate(names)
+    )  # fmt: skip
+    used = Counter(task.node for task in tasks)
+    snapshot = replace(
+        a_snapshot(jobs, [Node(name, Resources.of(cpu=cpus), Resources.of(cpu=used[name]), state)
+                          for name, cpus, state in nodes]),
+        tasks=tasks, floors=tuple((job.key, job.request.min_size) for job in jobs),
+        node_sets=() if may_use is None else (NodeSet((jobs[0].key,), frozenset(may_use), "feature a"),),
+    )  # fmt: skip
+    proposed = a_decision(snapshot, (2, 0), (4, 0))
+    decision = guard(proposed, snapshot, GuardRules(), GuardState())
+    check_decision(decision, snapshot)
+    assert [entry.allocation.workers for entry in decision.jobs] == [2, gets]
 
 
 def test_all_pairs_of_rules_have_a_row() -> None:

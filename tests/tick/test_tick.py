@@ -19,7 +19,7 @@ from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
-from dl2d.core.jobs import NOTHING, Allocation, Durability, JobState, Progress, Role
+from dl2d.core.jobs import NOTHING, Allocation, Durability, JobKey, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing import Packing
 from dl2d.core.resize_guard_state import GuardState
@@ -1281,3 +1281,46 @@ def test_tasks_stay_on_nodes_that_take_no_new_tasks(build, policy: str, closed: 
         if number == 5 and closed != "not eligible for one":
             world.submit()  # it may not start there either, so nothing is taken away for it
     assert [world.has(key) for key in keys] == before
+
+
+def _drained(world: World, jobs: tuple[JobKey, JobKey]) -> None:
+    for node in world.manager.nodes:
+        world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DRAINING))
+    (server,) = (task for task in world.tasks(jobs[0]) if task.role is Role.PS)
+    world.manager.end(server.handle, RmJobState.FAILED, "OUT_OF_MEMORY")
+
+
+def _all_nodes_reserved(world: World, jobs: tuple[JobKey, JobKey]) -> None:
+    """No task may start before the maintenance, and all tasks of a job are lost."""
+    nowhere = EligibleNodes(frozenset(), "not those of reservation maint")
+    world.manager.eligible = {world.job(key).anchor: nowhere for key in jobs}
+    for task in world.tasks(jobs[0]):
+        world.manager.end(task.handle, RmJobState.LOST, "NODE_FAIL")
+
+
+def _only_node_of_a_job_down(world: World, jobs: tuple[JobKey, JobKey]) -> None:
+    (node,) = (node for node in world.manager.nodes if node.name == "n1")
+    world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DOWN))
+
+
+@pytest.mark.parametrize("happens", [_drained, _all_nodes_reserved, _only_node_of_a_job_down])
+def test_no_task_ends_for_a_floor_that_no_node_could_hold(build, happens) -> None:
+    world = build(cluster_nodes=make_nodes(3, cpu=8), slot_seconds=60.0)
+    small: dict[str, Any] = {"worker": Resources.of(cpu=1), "ps": Resources.of(cpu=1), "max_ps": 1}
+    jobs = world.submit(min_workers=3, max_workers=7, **small), world.submit(max_workers=30, **small)
+    world.tick()
+    world.manager.eligible = {world.job(jobs[0]).anchor: EligibleNodes(frozenset({"n1"}), "feature a")}
+    world.settle(10)
+    lost_node = "n1" if happens is _only_node_of_a_job_down else ""
+    before = {task.id for task in world.tasks(jobs[1]) if task.node != lost_node}
+    assert (len(before) >= 15, world.nodes_of(jobs[0])) == (True, {"n1"})
+    happens(world, jobs)
+    for _ in range(20):
+        report = world.tick(20.0)
+        assert report.plan.stops == ()
+        world.beat()
+    assert {task.id for task in world.tasks(jobs[1])} == before
+    (entry, _) = report.slot_decision.in_force.jobs
+    (why,) = entry.guarded
+    assert (why.constraint, why.gave_way) == (Constraint.CAPACITY, Constraint.FLOOR)
+    assert why.text.startswith("what it lacks of its floor 3w+1ps waits: ")
