@@ -13,7 +13,8 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
 6. churn: no more than a number of tasks are started in a slot.
 
-No rule adds tasks to what the policy gave, except that a job keeps tasks that it has. Where a sum exceeds its bound,
+No rule adds tasks to what the policy gave, except that a job keeps tasks that it has: also those on nodes that take no
+new tasks, where the policy gives it fewer for want of room. Where a sum exceeds its bound,
 growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
 cool-down protects. Tasks of a job that has never had its minimum size count as growth, with one exception: in an
 exceeded limit (4) the minimum sizes of such jobs come before what other jobs have above theirs. Policies see the limits
@@ -28,13 +29,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import ClaimedNodes, NodeState, SharedLimit, Snapshot
+from dl2d.core.cluster import ClaimedNodes, SharedLimit, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
-from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
+from dl2d.tick.room_for_all_jobs import room_on_nodes, tasks_on_closed_nodes, tasks_without_room
 from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
 
@@ -62,7 +64,7 @@ def guard(
     jobs = {job.key: job for job in snapshot.jobs}
     decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
     job_limits = []
-    for entry in decision.jobs:
+    for entry in _with_closed_nodes(decision, jobs, snapshot):
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = guard_state.resized_at.get(job.key)
         if job.key in silent:
@@ -184,6 +186,30 @@ def _larger(one: Allocation, other: Allocation) -> Allocation:
 # Bounds of single jobs
 
 
+#: Reasons of a policy for which tasks are of no use to it where no other job gets their room.
+_FOR_WANT_OF_ROOM = frozenset({Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE})
+
+
+def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot: Snapshot) -> Iterable[JobDecision]:
+    """What was decided on each job; those that shrink for want of room keep tasks on nodes that take no new ones."""
+    shrinking = {
+        entry.job
+        for entry in decision.jobs
+        if entry.reason.constraint in _FOR_WANT_OF_ROOM and _grows(entry.allocation, entry.previous)
+    }
+    kept = tasks_on_closed_nodes(snapshot) if shrinking else {}
+    for entry in decision.jobs:
+        if entry.job in shrinking and entry.job in kept:
+            request = jobs[entry.job].request
+            size = _larger(entry.allocation, kept[entry.job])
+            size = Allocation(request.largest_allowed(size.workers), size.ps)
+            if size != entry.allocation and _has(size, request.min_size):
+                text = f"it keeps {size}: other jobs do not get the room on nodes that take no new tasks"
+                yield entry.changed_by(size, Reason(Constraint.CAPACITY, text))
+                continue
+        yield entry
+
+
 def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
     held = entry.previous
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
@@ -255,14 +281,14 @@ def _limits_of_job(
 # Bounds of sums
 
 
-def _add_capacity(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> list[_Sum]:
+def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[_Sum]:
     """Add the sum over all jobs that the nodes bound; returns it.
 
     There is none if no job grows and nothing is claimed, since tasks that run are always within the capacity.
     """
     if not snapshot.claims and not any(_grows(each.entry.previous, each.desired) for each in job_limits):
         return []
-    room = _room_on_nodes(snapshot)
+    room = room_on_nodes(snapshot)
     free: dict[str, int] = defaultdict(int)
     for on_node in room.values():
         for name, amount in on_node.items():
@@ -271,9 +297,22 @@ def _add_capacity(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> list[
     if snapshot.claims:
         text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
     capacity = _Sum(Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY, text, free, complete=True)
-    capacity.uncounted = _tasks_without_room(job_limits, snapshot, room)
+    lacking = [
+        (each.job, each.lowest.beyond(each.entry.previous))
+        for each in job_limits
+        if not each.entry.previous.covers(each.lowest)
+    ]
+    waiting = tasks_without_room(lacking, snapshot, room)
+    uncounted = tasks_on_closed_nodes(snapshot)
+    capacity.uncounted = uncounted | {key: uncounted.get(key, NOTHING).plus(more) for key, more in waiting.items()}
     for each in job_limits:
         each.sums.append(capacity)
+        if each.job.key in waiting:
+            text = (
+                f"what it lacks of its floor {each.lowest} waits: "
+                "the nodes that take new tasks of the job could not hold it all even without those of other jobs"
+            )
+            each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
     return [capacity]
 
 
@@ -302,91 +341,6 @@ def _add_limits(
             each.sums.append(found)
         sums.append(found)
     return sums
-
-
-def _room_on_nodes(snapshot: Snapshot) -> dict[str, Mapping[str, int]]:
-    """What all jobs together may hold on each node that takes new tasks, in thousandths by resource.
-
-    It is what others leave, and at least what runs there; tasks that leave for a claim do not count as running.
-    """
-    leaving = _leaving(snapshot)
-    ours: dict[str, list[Resources]] = defaultdict(list)
-    kept: dict[str, list[Resources]] = defaultdict(list)
-    for task in snapshot.tasks:
-        ours[task.node].append(task.room)
-        if task.state.wanted and not (leaving and task.tag in leaving):
-            kept[task.node].append(task.room)
-    room: dict[str, Mapping[str, int]] = {}
-    for node in snapshot.nodes:
-        if node.state is not NodeState.UP:
-            continue
-        used = node.used.minus(Resources.total(ours[node.name])) if node.name in ours else node.used
-        free = dict(node.capacity.minus(used).thousandths) if used.thousandths else dict(node.capacity.thousandths)
-        for name, amount in Resources.total(kept[node.name]).thousandths if node.name in kept else ():
-            free[name] = max(free.get(name, 0), amount)
-        room[node.name] = free
-    return room
-
-
-def _leaving(snapshot: Snapshot) -> frozenset[str]:
-    """Tags of the tasks that leave for a claim."""
-    return frozenset(tag for claim in snapshot.claims for tag in claim.leaving)
-
-
-def _tasks_without_room(
-    job_limits: Iterable[_JobLimits], snapshot: Snapshot, room: Mapping[str, Mapping[str, int]]
-) -> dict[JobKey, Allocation]:
-    """Of each job, its tasks that take no part of the room on nodes that take new tasks.
-
-    They run on other nodes, or the job lacks them of its floor and none of the nodes that it may use could hold them,
-    even without tasks of other jobs. The latter are named in its reasons.
-    """
-    may_use, leaving = snapshot.may_use(), _leaving(snapshot)
-    below_floor = [each for each in job_limits if not each.entry.previous.covers(each.lowest)]
-    #: Nodes that new tasks of these jobs may use; None: all.
-    nodes_of = {each.job.key: may_use.get(each.job.key) for each in below_floor}
-    found: dict[tuple[JobKey, Role], int] = defaultdict(int)
-    own: dict[tuple[JobKey, Role], int] = defaultdict(int)
-    for task in snapshot.tasks:
-        if not task.state.wanted or (leaving and task.tag in leaving):
-            continue
-        if task.node not in room:
-            found[task.job, task.role] += 1
-        elif task.job in nodes_of and ((nodes := nodes_of[task.job]) is None or task.node in nodes):
-            own[task.job, task.role] += 1
-    #: How many of so many tasks with a demand nodes could hold, by the nodes that their job may use.
-    held: dict[tuple[frozenset[str] | None, Resources, int], int] = {}
-    for each in below_floor:
-        nodes, waits = nodes_of[each.job.key], False
-        for role in TASK_ROLES:
-            kind = each.job.key, role
-            lacking = each.lowest.count(role) - each.entry.previous.count(role)
-            if lacking <= 0:
-                continue
-            alike = nodes, each.job.request.demand(role), lacking + own[kind]
-            if alike not in held:
-                rooms = room.values() if nodes is None else [room[name] for name in nodes if name in room]
-                held[alike] = _count_held(rooms, *alike[1:])
-            without_room = min(lacking + own[kind] - held[alike], lacking)
-            found[kind] += without_room
-            waits = waits or without_room > 0
-        if waits:
-            text = (
-                f"what it lacks of its floor {each.lowest} waits: "
-                "the nodes that take new tasks of the job could not hold it all even without those of other jobs"
-            )
-            each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
-    return {key: Allocation(*(found[key, role] for role in TASK_ROLES)) for key in {key for key, _ in found}}
-
-
-def _count_held(rooms: Iterable[Mapping[str, int]], demand: Resources, most: int) -> int:
-    """How many tasks with a demand nodes with this room could hold, up to ``most``."""
-    count = 0
-    for room in rooms:
-        count += min([room.get(name, 0) // amount for name, amount in demand.thousandths], default=most)
-        if count >= most:
-            return most
-    return count
 
 
 def _reserve(job_limits: list[_JobLimits]) -> None:

@@ -718,7 +718,10 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardState, frozen
         },
     )  # fmt: skip
     silent = frozenset(key for key in keys if draw(st.integers(0, 4)) == 0)
-    return snapshot, a_decision(snapshot, *wanted), guard_state, silent
+    reasons = st.sampled_from([WHY, Reason(Constraint.QUEUE, "waits for its turn")])
+    decision = a_decision(snapshot, *wanted)
+    entries = tuple(replace(entry, reason=draw(reasons)) for entry in decision.jobs)
+    return snapshot, replace(decision, jobs=entries), guard_state, silent
 
 
 def _broken(

@@ -1324,3 +1324,22 @@ def test_no_task_ends_for_a_floor_that_no_node_could_hold(build, happens) -> Non
     (why,) = entry.guarded
     assert (why.constraint, why.gave_way) == (Constraint.CAPACITY, Constraint.FLOOR)
     assert why.text.startswith("what it lacks of its floor 3w+1ps waits: ")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "drf", "tetris", "optimus", "lookahead", "dl2"])
+def test_a_job_without_room_for_a_lost_server_keeps_its_tasks_and_so_do_others_while_all_nodes_are_drained(
+    build, policy: str
+) -> None:
+    world = build(policy=load_policy(policy), cluster_nodes=make_nodes(3, cpu=8), slot_seconds=60.0)
+    small: dict[str, Any] = {"worker": Resources.of(cpu=1), "ps": Resources.of(cpu=1), "max_ps": 2}
+    jobs = [world.submit(max_workers=6, **small), world.submit(max_workers=12, **small)]
+    world.settle(10)
+    for node in world.manager.nodes:
+        world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DRAINING))
+    server = next(task for task in world.tasks(jobs[0]) if task.role is Role.PS)
+    before = set(world.tasks()) - {server}
+    world.manager.end(server.handle, RmJobState.FAILED, "OUT_OF_MEMORY")
+    for _ in range(8):
+        assert world.tick(20.0).plan.stops == ()
+        world.beat()
+    assert set(world.tasks()) == before
