@@ -14,12 +14,12 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 6. churn: no more than a number of tasks are started in a slot.
 
 No rule adds tasks to what the policy gave, except that a job keeps tasks that it has: also those on nodes that take no
-new tasks, where the policy gives it fewer for want of room. Where a sum exceeds its bound,
-growth is taken away first, beginning with the job submitted last; then tasks that run; and last tasks of jobs that a
-cool-down protects. Tasks of a job that has never had its minimum size count as growth, with one exception: in an
-exceeded limit (4) the minimum sizes of such jobs come before what other jobs have above theirs. Policies see the limits
-(``Snapshot.limits``). One is exceeded by floors, by jobs that have more than the resource manager allows by now, where
-it makes room for jobs of others, or by a policy that does not keep to it.
+new tasks, where the policy gives it fewer for want of room. Where a sum exceeds its bound, growth is taken away first,
+beginning with the job submitted last; then tasks that run; and last tasks of jobs that a cool-down protects. Tasks of a
+job that has never had its minimum size count as growth, with one exception: in an exceeded limit (4) the minimum sizes
+of such jobs come before what other jobs have above theirs. Policies see the limits (``Snapshot.limits``). One is
+exceeded by floors, by jobs that have more than the resource manager allows by now, where it makes room for jobs of
+others, or by a policy that does not keep to it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _larger(one: Allocation, other: Allocation) -> Allocation:
 # Bounds of single jobs
 
 
-#: Reasons of a policy for which tasks are of no use to it where no other job gets their room.
+#: Reasons of a policy to give a job less, which do not count where no other job gets the room of its tasks.
 _FOR_WANT_OF_ROOM = frozenset({Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE})
 
 
