@@ -202,7 +202,7 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         if entry.job in shrinking and entry.job in kept:
             request = jobs[entry.job].request
             size = _larger(entry.allocation, kept[entry.job])
-            size = Allocation(request.largest_allowed(size.workers), size.ps)
+            size = Allocation(request.largest_allowed(size.workers), min(size.ps, request.max_ps))
             if size != entry.allocation and _has(size, request.min_size):
                 text = f"it keeps {size}: other jobs do not get the room on nodes that take no new tasks"
                 yield entry.changed_by(size, Reason(Constraint.CAPACITY, text))
@@ -310,7 +310,7 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
         if each.job.key in waiting:
             text = (
                 f"what it lacks of its floor {each.lowest} waits: "
-                "the nodes that take new tasks of the job could not hold it all even without those of other jobs"
+                "the nodes that take new tasks of the job have no room for it all, even without other elastic jobs"
             )
             each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
     return [capacity]
