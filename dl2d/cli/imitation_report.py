@@ -21,27 +21,13 @@ _NO_TASKS: Final = 0.0005
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
-    """Why a network that is better than neither of the simple deciders is refused; else empty.
-
-    From fixed sizes DRF differs so much that any network is nearer to them: it also has to start more jobs at the
-    recorded size than DRF.
-    """
-    as_before, drf = yardstick.as_before, yardstick.drf
-    if trained.differing <= _FEW_TASKS or trained.differing < as_before.differing:
+    """Why a network that differs from the recorded scheduler more than both simple deciders is refused; else empty."""
+    simple = (yardstick.as_before.differing, yardstick.drf.differing)
+    if trained.differing <= max(*simple, _FEW_TASKS):
         return ""
-    problem = (
-        f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, no less than every job at its size "
-        f"as before ({as_before.differing:.1%})"
-    )
-    if trained.differing > drf.differing:
-        return f"{problem} and than drf ({drf.differing:.1%})"
-    if trained.started_same > drf.started_same:
-        return ""
-    if not trained.started:
-        return f"{problem}; no job was started in these slots"
     return (
-        f"{problem}, and starts {trained.started_same:.1%} of jobs at the recorded size, no more than drf "
-        f"({drf.started_same:.1%})"
+        f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, more than every job at its size as "
+        f"before ({simple[0]:.1%}) and than drf ({simple[1]:.1%})"
     )
 
 

@@ -16,7 +16,7 @@ from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import decisions_to_learn_from, promotion_trial
 from dl2d.cli.decisions_to_learn_from import recorded_slots
-from dl2d.cli.imitation_report import comparison_lines, imitation_problem, not_better_than
+from dl2d.cli.imitation_report import comparison_lines, not_better_than
 from dl2d.cli.train_options import site_settings
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
@@ -146,7 +146,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     hardly = ("train", "supervised", "-c", config, "-o", tmp_path / "hardly", "--updates", "1")
     ran = dl2d(*hardly)
     assert ran.status == 1
-    assert "no less than every job at its size as before (5" in ran.err
+    assert "more than every job at its size as before (5" in ran.err
     assert "nothing was written; record longer, or add --force --reason TEXT" in ran.err
     assert not (tmp_path / "hardly").exists()
     ran = dl2d(*hardly, "--force", "--reason", "to see it")
@@ -297,30 +297,6 @@ def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_tha
     trained = replace(drf, differing=differing)
     assert not_better_than(trained, yardstick) == said
     assert any("not better than" in line for line in comparison_lines(trained, yardstick)) == bool(said)
-
-
-@pytest.mark.parametrize(
-    ("differing", "started", "started_same", "why"),
-    [
-        (0.5, 26, 0.0, "and starts 0.0% of jobs at the recorded size, no more than drf (11.5%)"),
-        (0.5, 26, 0.5, ""),
-        (0.193, 26, 0.0, "and starts 0.0% of jobs at the recorded size, no more than drf (11.5%)"),
-        (0.15, 26, 0.0, ""),
-        (0.5, 0, 0.0, "; no job was started in these slots"),
-        (2.5, 26, 0.5, "and than drf (243.7%)"),
-    ],
-)
-def test_where_jobs_have_fixed_sizes_a_network_has_to_start_more_of_them_at_these_than_drf(
-    differing: float, started: int, started_same: float, why: str
-) -> None:
-    trained = SizeComparison(
-        slots=29, jobs=135, same=0.5, differing=differing, started=started, started_same=started_same
-    )
-    drf = replace(trained, differing=2.437, started_same=0.115 if started else 0.0)
-    yardstick = Yardstick(as_before=replace(trained, differing=0.193, started_same=0.0), drf=drf)
-    problem = imitation_problem(trained, yardstick)
-    assert problem.endswith(why)
-    assert problem.startswith("differs from the recorded scheduler in ") is bool(why)
 
 
 def test_one_of_a_kind_is_told_in_the_singular_and_nodes_are_whole() -> None:
