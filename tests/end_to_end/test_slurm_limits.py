@@ -165,7 +165,8 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
         gate.unlink()
         daemon.wait_for_end(job.key, timeout=240)
         assert daemon.job(job.key).state is JobState.FINISHED
-        assert len(daemon.tasks(job.key)) == 3
+        tasks = daemon.tasks(job.key)
+        assert len(tasks) == 3, [(task.id, task.state, task.note, task.asked_at) for task in tasks]
 
 
 def test_a_job_of_others_that_waits_for_a_full_limit_starts(
