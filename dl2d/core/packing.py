@@ -18,7 +18,7 @@ from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked, LimitRoom
 from dl2d.core.no_room_reasons import NoRoomReasons
 from dl2d.core.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
-from dl2d.core.placement import Placement
+from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resource_vectors import ResourceVectors
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -192,9 +192,10 @@ class Packing:
     def _batches(self, job: Job, delta: Allocation) -> Iterator[_Batch]:
         """A change of allocation as batches, in the order in which they are added."""
         request, pairs = job.request, min(delta)
+        as_bundles = keeps_bundles(self._placement, request)
         for _ in range(pairs):
             # Bundles are only for new tasks: those that run may be on two nodes.
-            if self._keeps_bundles(request) and not any((job.key, role) in self._incumbents for role in TASK_ROLES):
+            if as_bundles and not any((job.key, role) in self._incumbents for role in TASK_ROLES):
                 yield (Role.WORKER, self.bundle(request), 1)
             else:
                 yield (Role.WORKER, request.worker, 1)
@@ -203,9 +204,6 @@ class Packing:
             yield (Role.WORKER, request.worker, delta.workers - pairs)
         if delta.ps > pairs:
             yield (Role.PS, request.ps, delta.ps - pairs)
-
-    def _keeps_bundles(self, request: JobRequest) -> bool:
-        return self._placement.keeps_bundles and not request.has_whole_nodes
 
     def _take_up(self, job: JobKey, role: Role, count: int) -> int:
         """Take up so many incumbents where they are, up to the first that has no room there; returns how many."""

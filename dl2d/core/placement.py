@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from dl2d.core.jobs import JobRequest
+
 
 class Placement(Protocol):
     """Says in which order nodes are tried for a task."""
@@ -39,3 +41,8 @@ class Placement(Protocol):
         added to or taken from the node, so it must depend on these two alone.
         """
         ...
+
+
+def keeps_bundles(placement: Placement, request: JobRequest) -> bool:
+    """Whether a placement keeps the bundles of such a job together: two tasks with nodes of their own share none."""
+    return placement.keeps_bundles and not request.has_whole_nodes

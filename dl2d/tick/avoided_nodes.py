@@ -16,7 +16,7 @@ from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing import Packing
-from dl2d.core.placement import Placement
+from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resize_guard_state import GuardState, NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -197,7 +197,7 @@ class _EmptyNodes:
         """
         request, least = job.request, _least_allocation(job)
         demands = (request.worker, request.ps) if least.ps else (request.worker,)
-        if self._placement.keeps_bundles and not request.has_whole_nodes:
+        if keeps_bundles(self._placement, request):
             demands = (Resources.total(demands),)
         if not self._placement.first_node_only and all(self._count(names, each) >= sum(least) for each in demands):
             return True

@@ -22,6 +22,14 @@ from pslite.numeric.optimizers import Updater, slots
 from pslite.worker.session_without_network import SingleSession
 
 
+def run_named(checks):
+    """Run those of these checks that the command line names; all, if it names none."""
+    for check in checks:
+        if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
+            check()
+    print("right")
+
+
 def raises(kind, text, function, *arguments, **named):
     try:
         function(*arguments, **named)
@@ -695,7 +703,4 @@ CHECKS = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    for check in CHECKS:
-        if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
-            check()
-    print("right")
+    run_named(CHECKS)

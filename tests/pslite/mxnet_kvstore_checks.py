@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
-from mxnet_checks import raises
+from mxnet_checks import raises, run_named
 
 from pslite.errors import UsageError
 from pslite.mxnet.kvstore.first_worker_turns import FirstWorkerTurns
@@ -278,7 +277,4 @@ CHECKS = (
 )  # fmt: skip
 
 if __name__ == "__main__":
-    for check in CHECKS:
-        if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
-            check()
-    print("right")
+    run_named(CHECKS)

@@ -14,7 +14,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked
 from dl2d.core.packing import Packing
-from dl2d.core.placement import Placement
+from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
@@ -95,7 +95,7 @@ def place(
     open_surplus = vacated.surplus
 
     # Start new tasks where they have room
-    placer = _Placer(requests, held, packing, targets, keeps_bundles=placement.keeps_bundles)
+    placer = _Placer(requests, held, packing, targets, placement)
     increments = _increments(snapshot, decision, held)
     if placement.gathers:
         _start_gathered(placer, increments, allocations, groups)
@@ -270,8 +270,7 @@ class _Placer:
         held: Mapping[JobKey, Allocation],
         packing: Packing,
         targets: TargetNodes,
-        *,
-        keeps_bundles: bool,
+        placement: Placement,
     ) -> None:
         self.starts: list[Start] = []
         #: Groups whose tasks wait for a node that the decision names, and which tasks are about to leave.
@@ -282,7 +281,7 @@ class _Placer:
         self._requests = requests
         self._packing = packing
         self._targets = targets
-        self._keeps_bundles = keeps_bundles
+        self._placement = placement
         #: Number of tasks that wait, and why the first of them does.
         self._waiting: dict[TaskGroup, tuple[int, Blocked]] = {}
         #: Jobs that have nothing and for whose minimum size there is no room, and why.
@@ -386,7 +385,7 @@ class _Placer:
 
     def _units(self, key: JobKey, roles: RoleSequence) -> Sequence[tuple[Role, ...]]:
         """Tasks that go to one node together: bundles if the placement keeps them and no node is named, else single."""
-        if not self._keeps_bundles or self._requests[key].has_whole_nodes or self._targets.has_nodes_for(key):
+        if not keeps_bundles(self._placement, self._requests[key]) or self._targets.has_nodes_for(key):
             return [(role,) for role in roles]
         workers, ps = roles.count(Role.WORKER), roles.count(Role.PS)
         unpaired = Role.WORKER if workers > ps else Role.PS
