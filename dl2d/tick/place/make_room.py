@@ -2,11 +2,12 @@
 
 A decision says how many tasks a job has, but each task needs its resources on one node: one free GPU on each of four
 nodes does not help a task that needs two. Therefore the tasks that wait determine which tasks of a shrinking job leave,
-and a task may be moved to another node to make room for a larger one.
+and a task may be moved to another node, or several of a node, to make room for a larger one.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.resources import Resources
+from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.place.task_leaving_order import leaving_order
 
 #: The tasks of one job and role. They are alike, so a job may lose any of them.
@@ -25,6 +26,12 @@ TaskGroup = tuple[JobKey, Role]
 
 #: Maximum number of waiting tasks for which room is made in one tick; the others wait for the next.
 MAX_WAITING_TASKS = 64
+
+#: Maximum number of tasks that move for one waiting task: a worker and a server for each GPU of a node with 8 GPUs.
+MAX_MOVES = 16
+
+#: Maximum number of nodes that are examined for such moves.
+MAX_NODES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,9 @@ def make_room(
     """Choose the tasks that leave or move, for one waiting task after the other.
 
     A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave; else that
-    of a task that can move. Of nodes where equally many have to leave, it gets the one where the lowest number among
-    these tasks is highest (``Task.number``, which counts the tasks of a job and role).
+    where the fewest other tasks have to move, at most ``MAX_MOVES``. Of nodes where equally many have to leave, it gets
+    the one where the lowest number among these tasks is highest (``Task.number``, which counts the tasks of a job and
+    role).
 
     Parameters
     ----------
@@ -86,10 +94,13 @@ def make_room(
             node, leavers = cheapest
             cluster.remove(node, leavers)
             leaving += leavers
-        if node is None and (move := cluster.find_move(demand, waiting_groups)) is not None:
-            node = move[0].node
-            cluster.move(*move)
-            moving.append(move)
+        if node is None and (vacated := cluster.fewest_moves(demand, waiting_groups)) is not None:
+            node = vacated.node
+            cluster.remove(node, vacated.leaving)
+            leaving += vacated.leaving
+            for move in vacated.moving:
+                cluster.move(*move)
+            moving += vacated.moving
         if node is None:
             hopeless.add(demand)
         else:
@@ -133,6 +144,8 @@ class _Cluster:
         self._fits: dict[_Wanted, list[bool]] = {}
         #: By demand and node, the tasks whose leaving makes it fit.
         self._leavers: dict[_Wanted, dict[str, _Leavers]] = {}
+        #: By demand, what it lacks on each node, in the order of the nodes.
+        self._lacks: dict[_Wanted, list[float]] = {}
 
     def first_with_room(self, demand: _Wanted) -> str | None:
         """The first node on which a demand fits now."""
@@ -175,34 +188,76 @@ class _Cluster:
         self._changed(task.node)
         self.reserve(target, task.demand)
 
-    def find_move(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> tuple[Task, str] | None:
-        """A task without which a demand fits on its node, and another node that has room for the task.
+    def fewest_moves(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> _Vacated | None:
+        """The node where the fewest tasks have to move so that a demand fits, with surplus tasks that leave it.
 
-        What leaving tasks still hold on the other node counts as free. Only confirmed tasks move, and none of a group
-        that waits for room itself or that has tasks leaving.
+        Of the nodes that lack least for the demand, ``MAX_NODES`` are examined. What leaving tasks still hold on other
+        nodes counts as free there. Only confirmed tasks move, and none of a group that waits for room itself.
         """
-        #: By demand of a task, the first two nodes that have room for it, at least one of which is not its own.
-        first_two: dict[_Wanted, tuple[str | None, str | None]] = {}
-        for node, tasks in self._on_node.items():
-            #: By demand and room of a task of this node, where it can move to make room; None if it cannot.
-            targets: dict[tuple[_Wanted, Resources], str | None] = {}
-            for task in tasks:
-                moved = _Wanted(task.demand, self._may_use.get(task.job))
-                alike = moved, task.room
-                if alike not in targets:
-                    if moved not in first_two:
-                        first_two[moved] = self._first_two_with_room(moved)
-                    first, second = first_two[moved]
-                    target = second if first == node else first
-                    makes_room = target is not None and demand.fits(node, self._free[node] + task.room)
-                    targets[alike] = target if makes_room else None
-                target = targets[alike]
-                if target is None or task.state is not TaskState.CONFIRMED:
-                    continue
-                group = task.job, task.role
-                if group not in waiting_groups and self._surplus[group] <= 0:
-                    return task, target
-        return None
+        if demand not in self._lacks:
+            self._lacks[demand] = [self._lack(demand, node) for node in self._names]
+        lacks = self._lacks[demand]
+        best: _Vacated | None = None
+        for index in heapq.nsmallest(MAX_NODES, range(len(lacks)), key=lacks.__getitem__):
+            most = MAX_MOVES if best is None else len(best.moving) - 1
+            if most < 1 or math.isinf(lacks[index]):
+                break
+            best = self._vacate(self._names[index], demand, waiting_groups, most) or best
+        return best
+
+    def _lack(self, wanted: _Wanted, node: str) -> float:
+        """What a demand lacks on a node, as the sum of its share of each resource; inf if its tasks hold less."""
+        if not wanted.fits(node, self._free[node] + Resources.total(task.room for task in self._on_node.get(node, ()))):
+            return math.inf
+        free = dict(self._free[node].thousandths)
+        return sum(max(amount - free.get(name, 0), 0) / amount for name, amount in wanted.demand.thousandths)
+
+    def _vacate(self, node: str, demand: _Wanted, waiting_groups: Collection[TaskGroup], most: int) -> _Vacated | None:
+        """Few tasks of a node whose leaving and moving makes a demand fit; None if more than ``most`` have to move."""
+        free = self._free[node]
+        surplus = self._surplus.copy()
+        leaving: list[Task] = []
+        movable: list[Task] = []
+        for task in self._on_node[node]:
+            group = task.job, task.role
+            if surplus[group] > 0:
+                surplus[group] -= 1
+                leaving.append(task)
+                free += task.room
+            elif task.state is TaskState.CONFIRMED and group not in waiting_groups:
+                movable.append(task)
+        #: What tasks that move take on other nodes.
+        taken: dict[str, Resources] = {}
+        moving: list[tuple[Task, str]] = []
+        alone = next((task for task in movable if demand.fits(node, free + task.room)), None)
+        for task in movable if alone is None else (alone, *movable):
+            if demand.fits(node, free):
+                break
+            if task.room.thousandths and (target := self._target(task, taken)) is not None:
+                taken[target] = taken.get(target, NO_RESOURCES) + task.demand
+                moving.append((task, target))
+                free += task.room
+        # Those that are not needed, since others have more room, stay.
+        for move in tuple(moving):
+            if demand.fits(node, free.minus(move[0].room)):
+                moving.remove(move)
+                free = free.minus(move[0].room)
+        for task in tuple(leaving):
+            if demand.fits(node, free.minus(task.room)):
+                leaving.remove(task)
+                free = free.minus(task.room)
+        return _Vacated(node, leaving, moving) if demand.fits(node, free) and 0 < len(moving) <= most else None
+
+    def _target(self, task: Task, taken: Mapping[str, Resources]) -> str | None:
+        """The first other node with room for a task beside what is ``taken`` there."""
+        wanted = _Wanted(task.demand, self._may_use.get(task.job))
+        fits = self._fitting(wanted)
+        node = self._first(fits, 0)
+        while node is not None and (
+            node == task.node or (node in taken and not wanted.fits(node, self._free[node].minus(taken[node])))
+        ):
+            node = self._first(fits, self._index[node] + 1)
+        return node
 
     @cached_property
     def _on_node(self) -> dict[str, list[Task]]:
@@ -215,11 +270,6 @@ class _Cluster:
             self._on_node[task.node].remove(task)
         if task in self._leavable.get(task.node, ()):
             self._leavable[task.node].remove(task)
-
-    def _first_two_with_room(self, demand: _Wanted) -> tuple[str | None, str | None]:
-        fits = self._fitting(demand)
-        first = self._first(fits, 0)
-        return first, None if first is None else self._first(fits, self._index[first] + 1)
 
     def _first(self, fits: list[bool], start: int) -> str | None:
         """The first node from index ``start`` on for which ``fits`` holds."""
@@ -240,6 +290,8 @@ class _Cluster:
             fits[index] = demand.fits(node, self._free[node])
         for cached in self._leavers.values():
             cached.pop(node, None)
+        for demand, lacks in self._lacks.items():
+            lacks[index] = self._lack(demand, node)
 
     def _leavers_of(self, wanted: _Wanted, node: str) -> _Leavers:
         """Few surplus tasks of a node whose leaving makes a demand fit, chosen greedily.
@@ -286,6 +338,15 @@ class _Leavers:
 
 
 _NO_LEAVERS = _Leavers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Vacated:
+    """Tasks of a node that leave, and others with the node that each moves to."""
+
+    node: str
+    leaving: Sequence[Task]
+    moving: Sequence[tuple[Task, str]]
 
 
 def _by_node(tasks: Iterable[Task]) -> dict[str, list[Task]]:

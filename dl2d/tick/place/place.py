@@ -38,7 +38,7 @@ def place(
     """Plan the starts and stops that lead from what each job has to what was decided.
 
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
-      then tasks that have not joined, then the newest. A task may be moved to make room for a larger one
+      then tasks that have not joined, then the newest. Tasks may be moved to make room for a larger one
       (``make_room``), but not of a job in ``keep``, as one whose coordinator is silent: it would not
       drain the old task.
       The worker of rank 0 leaves last, and is not moved to make room.

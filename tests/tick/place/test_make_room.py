@@ -77,6 +77,38 @@ def test_nothing_moves_where_it_would_not_help() -> None:
     )
 
 
+def test_several_small_tasks_of_a_node_move_for_a_large_one() -> None:
+    room = {"n1": Resources.of(cpu=4), "n2": Resources.of(cpu=2), "n3": Resources.of(cpu=2)}
+    tasks = [task(A, 0, "n1", cpu=2), task(C, 1, "n1", cpu=2)]
+    made = make_room([want(B, cpu=8)], room, tasks, {})
+    assert made.moving == ((tasks[1], "n2"), (tasks[0], "n3"))
+    assert ids(make_room([want(B, cpu=8)], room | {"n3": Resources.of(cpu=1)}, tasks, {})) == ([], [])
+
+
+def test_of_the_nodes_the_one_is_vacated_where_the_fewest_tasks_move() -> None:
+    room = {"n1": Resources.of(cpu=4), "n2": Resources.of(cpu=6), "n3": Resources.of(cpu=6)}
+    tasks = [task(A, 0, "n1", cpu=2), task(C, 1, "n1", cpu=2), task(C, 2, "n2", cpu=2)]
+    assert ids(make_room([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-2"])
+
+
+def test_on_the_vacated_node_surplus_tasks_leave_and_others_move() -> None:
+    room = {"n1": Resources.of(cpu=4), "n2": Resources.of(cpu=2)}
+    tasks = [task(A, 0, "n1", cpu=2), task(A, 1, "n1", cpu=2)]
+    assert ids(make_room([want(B, cpu=8)], room, tasks, {(A, Role.WORKER): 1})) == (["worker-1"], ["worker-0"])
+
+
+def test_a_job_with_tasks_as_large_as_a_node_starts_beside_a_job_that_has_tasks_on_each_node() -> None:
+    world = World(cluster_nodes=make_nodes(4, cpu=8), url="")
+    try:
+        small = world.settled(worker=Resources.of(cpu=1), ps=Resources.of(cpu=1), max_workers=6, max_ps=6)
+        large = world.submit(worker=Resources.of(cpu=8), ps=Resources.of(cpu=8), max_workers=1, max_ps=1)
+        world.settle(20)
+        assert len({task.node for task in world.tasks(small)}) == 2
+        assert world.has(large) == (1, 1)
+    finally:
+        world.close()
+
+
 def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
     world = World(cluster_nodes=make_nodes(4, cpu=8, gpu=2), url="")
     try:
