@@ -339,7 +339,7 @@ class _Placer:
     def _place_unstarted(
         self, key: JobKey, increments: Sequence[RoleSequence]
     ) -> tuple[list[Start], list[tuple[Role, Blocked]]]:
-        """Place tasks of a job that has none, all or none: in the decided order, or else the larger ones first.
+        """Place tasks of a job that has none, all or none: in the decided order, or else those of one role first.
 
         In the decided order, a small task may take the only room that a larger one has. Tasks beyond the minimum size
         of a job for whose minimum size there is no room wait as well.
@@ -348,7 +348,8 @@ class _Placer:
         orders = [increments]
         if key not in self._start_blocked and not self._targets.has_nodes_for(key):
             larger = Role.PS if request.worker.fits_in(request.ps) else Role.WORKER
-            orders.append([tuple(sorted(chain(*increments), key=lambda role: role is not larger))])
+            larger_first = sorted(chain(*increments), key=lambda role: role is not larger)
+            orders += [[tuple(reversed(larger_first))], [tuple(larger_first)]]
         for order in orders:
             starts, blocked_tasks = self._place(key, order)
             if not blocked_tasks and _reaches([start.role for start in starts], request.min_size):

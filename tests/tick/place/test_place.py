@@ -154,6 +154,13 @@ def test_a_small_task_that_was_decided_first_does_not_take_the_only_room_of_a_la
             assert plan.deferred == ()
 
 
+def test_a_worker_with_a_gpu_does_not_take_the_only_room_of_a_server_that_needs_more_of_another_resource() -> None:
+    job = a_job(1, worker=Resources.of(cpu=1, gpu=1), ps=Resources.of(cpu=8))
+    nodes = [Node("n0", Resources.of(cpu=8, gpu=8)), Node("n1", Resources.of(cpu=8, gpu=8), Resources.of(cpu=7))]
+    plan = plan_for(a_snapshot([job], nodes), {1: (1, 1)}, steps=[(1, BUNDLE)])
+    assert {str(role): node for _, role, node in where(plan)} == {"worker": "n1", "ps": "n0"}
+
+
 def test_what_one_job_could_not_use_whole_is_there_for_the_next() -> None:
     jobs = [a_job(1, min_workers=3), a_job(2)]
     plan = plan_for(a_snapshot(jobs, cluster(1, cpu=8, gpu=2)), {1: (3, 1), 2: (2, 1)})
