@@ -44,8 +44,7 @@ from dl2d.daemon.log_messages import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning
 from dl2d.daemon.policy_versions.canary_run import JUDGE_SECONDS, CanaryRun
-from dl2d.daemon.policy_versions.learner_supervisor import Learner
-from dl2d.daemon.policy_versions.learning_schedule import LEARNING_EXECUTOR, schedule_learning
+from dl2d.daemon.policy_versions.learner_supervisor import LEARNING_EXECUTOR, Learner, schedule_learning
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds

@@ -15,8 +15,7 @@ from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.replay import Replayed, replay
-from dl2d.simulation.simulation_presets import Preset
-from dl2d.simulation.true_speeds_for_policies import TrueSpeeds
+from dl2d.simulation.simulation_presets import Preset, TrueSpeeds
 from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.

@@ -10,6 +10,10 @@ a policy's checkpoint. Each function of a step below takes the points of one kin
 
 ``dl2d.policies.dl2.speed_predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
 ``dl2d.policies.common`` has no reference points and takes the first step alone.
+
+Outliers are measured speeds of few jobs that are far from what the other sizes of their kind let one expect. They may
+be of jobs that are not of the kind which their users declare, so they are given more noise. Source: Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", 2006, section 5.4.2 (leave-one-out residuals).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from dl2d.core.measured_speeds import (
     SpeedPoint,
     TrainingKind,
 )
+from dl2d.throughput.gaussian_process_kernel import kind_covariance, precision, shared_covariance
 
 #: Structured array of ``POINT`` with a ``SpeedPoint`` in each element, in the order of workers, then PSs.
 Points = NDArray[np.void]
@@ -55,6 +60,12 @@ _SAME_AS_REFERENCE: Final = 0.02
 _SPEED_STEP: Final = 0.02
 #: Number of jobs beyond which it makes no difference how many were measured.
 _MAX_JOBS: Final = 3.0
+#: From this number of jobs on, a measurement at a size is trusted.
+_TRUSTED_JOBS: Final = 3
+#: Standard deviations between a measurement and its prediction from other sizes beyond which it is an outlier.
+_OUTLIER: Final = 4.0
+#: Least number of measured sizes of a kind for such a comparison.
+_MIN_COMPARED_SIZES: Final = 4
 
 
 def as_points(points: Iterable[SpeedPoint]) -> Points:
@@ -218,3 +229,41 @@ def _rounded(points: Points) -> Points:
     rounded["measurements"][counted] = np.exp2(np.floor(np.log2(rounded["measurements"][counted])))
     np.minimum(rounded["jobs"], _MAX_JOBS, out=rounded["jobs"])
     return rounded
+
+
+def are_few(jobs: Floats) -> Bools:
+    """Whether only one or two jobs were measured, which may be mislabelled, by numbers of jobs."""
+    return np.asarray((jobs > 0) & (jobs < _TRUSTED_JOBS))
+
+
+def with_noise_of_outliers(noise: Floats, inputs: Floats, detrended: Floats, few_jobs: Bools) -> Floats:
+    """Noise variances of the measurements of a kind, higher where one of few jobs is an outlier.
+
+    Residuals are leave-one-out (equation 5.12).
+
+    Parameters
+    ----------
+    noise
+        Variances, shape (n,).
+    inputs
+        Inputs of the kernels, shape (n, 3) or (n, 1).
+    detrended
+        Logarithm of samples/s less the trend, shape (n,).
+    few_jobs
+        As ``are_few`` says, shape (n,).
+    """
+    if len(detrended) < _MIN_COMPARED_SIZES or not few_jobs.any():
+        return noise
+    inverse = precision(shared_covariance(inputs, inputs) + kind_covariance(inputs, inputs), noise)
+    weighted = inverse @ (detrended - detrended.mean())
+    diagonal = np.diagonal(inverse)
+    return noise + noise_of_outliers(weighted / diagonal, 1.0 / diagonal, few_jobs)
+
+
+def noise_of_outliers(residuals: Floats, variances: Floats, few_jobs: Bools) -> Floats:
+    """Variance that is added to the noise of each measurement: for an outlier the square of its residual, else 0.
+
+    Residuals are from predictions that do not know the measurement; ``variances`` are those expected of the residuals.
+    """
+    squares = residuals**2
+    return np.where(few_jobs & (squares > _OUTLIER**2 * variances), squares, 0.0)

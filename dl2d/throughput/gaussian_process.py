@@ -68,7 +68,14 @@ import numpy as np
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
-from dl2d.throughput.calibrated_measurements import Points, as_points, sizes_of
+from dl2d.throughput.calibrated_measurements import (
+    Points,
+    are_few,
+    as_points,
+    noise_of_outliers,
+    sizes_of,
+    with_noise_of_outliers,
+)
 from dl2d.throughput.gaussian_process_kernel import (
     NUGGET_VARIANCE,
     PRIOR_VARIANCE,
@@ -80,7 +87,6 @@ from dl2d.throughput.gaussian_process_kernel import (
     precision,
     shared_covariance,
 )
-from dl2d.throughput.speed_outliers import are_few, noise_of_outliers, with_noise_of_outliers
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
 _NOISE: Final = 0.05

@@ -23,8 +23,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
 from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.true_speeds_for_policies import TrueSpeeds
+from dl2d.simulation.simulation_presets import PresetName, TrueSpeeds, preset
 from dl2d.simulation.workload.format import read_workload
 from dl2d.tick.decision_check import check_decision
 

@@ -9,10 +9,9 @@ import numpy as np
 from mxnet_checks import raises, run_named
 
 from pslite.errors import UsageError
-from pslite.mxnet.kvstore.first_worker_turns import FirstWorkerTurns
 from pslite.mxnet.kvstore.job import KVStoreJob
 from pslite.mxnet.kvstore.key_table import KeyTable
-from pslite.mxnet.kvstore.steps import KVStoreSteps
+from pslite.mxnet.kvstore.steps import FirstWorkerTurns, KVStoreSteps
 from pslite.mxnet.kvstore.weight_writer import WeightWriter
 from pslite.worker.session_without_network import SingleSession
 

@@ -1,4 +1,4 @@
-"""The learner process: the daemon starts it, reads its output, limits its time and ends it.
+"""The learner process: the daemon starts it on schedule, reads its output, limits its time and ends it.
 
 A thread waits for it, and whatever happens to it is recorded; no tick is affected.
 """
@@ -14,11 +14,16 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
+from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
@@ -33,6 +38,11 @@ _MAX_LINES_LOGGED: Final = 1000
 _LINES_RECORDED: Final = 5
 #: Seconds between asking it to end and killing it.
 _GRACE_SECONDS: Final = 5.0
+#: Name of the scheduler's executor in which learners are started.
+LEARNING_EXECUTOR: Final = "learn"
+_JOB: Final = "learn"
+#: A daemon that starts waits for this long before it starts a learner.
+_FIRST_SECONDS: Final = 60.0
 
 
 def learner_command(config: str) -> tuple[str, ...]:
@@ -223,3 +233,31 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def schedule_learning(scheduler: BackgroundScheduler, settings: Settings, learner: Learner, now: float) -> None:
+    """Have ``scheduler`` start ``learner`` as ``settings.learning`` says, in place of what was scheduled before.
+
+    A learner that runs is ended if learning is switched off. ``now`` is in seconds since 1970.
+    """
+    learning = settings.learning
+    if scheduler.get_job(_JOB) is not None:
+        scheduler.remove_job(_JOB)
+    if not learning.enabled:
+        learner.stop("learning was switched off")
+        return
+    timing: dict[str, object]
+    if learning.at:
+        hour, _, minute = learning.at.partition(":")
+        timing = {"trigger": CronTrigger(hour=int(hour), minute=int(minute))}  # local time, also when clocks change
+    else:
+        seconds = 3600 * learning.every_hours
+        first = datetime.fromtimestamp(next_learning(seconds, learner.last_started_at, now), tz=UTC)
+        timing = {"trigger": IntervalTrigger(seconds=seconds), "next_run_time": first}
+    arguments = (settings.policy.name, 60 * learning.limit_minutes)
+    scheduler.add_job(learner.start, args=arguments, id=_JOB, executor=LEARNING_EXECUTOR, **timing)
+
+
+def next_learning(seconds: float, last: float | None, now: float) -> float:
+    """When to learn next: so many seconds after the last time, and not in the first minute. Seconds since 1970."""
+    return max((now if last is None else last) + seconds, now + min(seconds, _FIRST_SECONDS))

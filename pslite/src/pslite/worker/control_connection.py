@@ -15,7 +15,7 @@ from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import TERMINATED
-from pslite.job.stack_dump import dump_stacks, place_of
+from pslite.job.printable_text import dump_stacks, place_of
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (
@@ -34,9 +34,8 @@ from pslite.net.messages import (
     Stacks,
 )
 from pslite.storage.checkpoint_files import Saver
-from pslite.worker.progress_reports import ProgressReports
+from pslite.worker.progress_reports import Progress, ProgressReports
 from pslite.worker.script_process import FAIL_GRACE_SECONDS, ScriptProcess
-from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import Drained
 
 #: maximum number of characters of `Stacks.place`

@@ -1,7 +1,7 @@
 """What the adapters have in common: a loop over batches that the job gives out, and the exchange after each step.
 
 An adapter says how its framework's tensors lie in the flat arrays (`Layout`), how it draws random numbers and how it
-makes a batch of samples; everything that fixes the result of a job is here.
+makes a batch of samples; everything that fixes the result of a job is here, and which session a process has.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import numpy as np
@@ -19,13 +20,54 @@ from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import Descent, DType, JobSpec, Mean, Part, Segment, block_bytes_for
-from pslite.job.sample_order import permutation, stream
+from pslite.job.printable_text import tell
+from pslite.job.sample_assignment import permutation, stream
 from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
-from pslite.launch.environment_parsing import architecture_of, durability_of
+from pslite.launch.environment_parsing import TaskEnvironment, architecture_of, durability_of, role_of, task_environment
 from pslite.numeric.gradient_sums import Bundle, GradientSums
-from pslite.worker.session_from_environment import session_for
+from pslite.worker.ps.worker import Worker
 from pslite.worker.session_without_network import SingleSession
-from pslite.worker.training_session import Session
+from pslite.worker.training_session import OpenSession, Session
+
+
+def session_for(spec: JobSpec) -> Session:
+    """Return the session of this process: a worker of an elastic job, or the whole job if there is none.
+
+    Raises `UsageError` if the environment is incomplete, or this process is no worker.
+    """
+    if spec.architecture == "allreduce" and role_of(os.environ) == "worker":
+        from pslite.worker.allreduce.worker import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
+
+        place = task_environment(os.environ, "worker")
+        host = os.environ.get("DL2_HOST", "")
+        return AllReduceWorker(place.identity, place.coordinator, spec, say=partial(_say, place), host=host)
+    return _session(spec)
+
+
+def open_session() -> OpenSession:
+    """Return the session of a script that says later what it trains; as `session_for` otherwise."""
+    return _session(None)
+
+
+def _session(spec: JobSpec | None) -> Worker | SingleSession:
+    """Return the session that the environment asks for.
+
+    Raises `UsageError` if the environment is incomplete, or this process is no worker.
+    """
+    if role_of(os.environ) == "worker":
+        place = task_environment(os.environ, "worker")
+        return Worker(place.identity, place.coordinator, spec, say=partial(_say, place))
+    role = os.environ.get("DL2_ROLE")
+    if role:
+        raise UsageError(f"DL2_ROLE is {role!r}: a training script runs in workers; start it by dl2-run")
+    return SingleSession(spec)
+
+
+def _say(place: TaskEnvironment, text: str) -> None:
+    """Write a line for the user."""
+    if os.environ.get("DL2_QUIET") != "1":
+        tell(place.identity.task, text)
+
 
 Indices = NDArray[np.int64]
 

@@ -11,10 +11,10 @@ from own_loop import own_loop
 from pslite.job.membership_plan import Member, make_plan
 from pslite.net.tensor_frames import PUSH, REGION
 from pslite.numeric.gradient_sums import Contribution
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.step_progress import Progress
 
 
 class Sent:

@@ -12,11 +12,10 @@ from pslite.fault_points import FaultPoints
 from pslite.job.membership_plan import Member, make_plan
 from pslite.net.messages import Drained, Pushed
 from pslite.numeric.gradient_sums import Contribution
-from pslite.worker.progress_reports import ProgressReports
+from pslite.worker.progress_reports import Progress, ProgressReports
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.step_exchange import StepExchange
-from pslite.worker.step_progress import Progress
 
 SPEC = own_loop(mode="exact", epochs=1, samples=64, batch=8, shards=8)
 

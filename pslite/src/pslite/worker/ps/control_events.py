@@ -27,12 +27,12 @@ from pslite.net.messages import (
     Seat,
 )
 from pslite.net.tensor_frames import Link
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.recovery import Recovery
-from pslite.worker.step_progress import Progress
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (

@@ -28,12 +28,12 @@ from pslite.net.tensor_frames import (
 )
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.step_progress import Progress
 
 
 class FrameReceiver:

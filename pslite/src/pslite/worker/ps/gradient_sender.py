@@ -10,10 +10,10 @@ from pslite.job.weight_blocks import Block
 from pslite.net.tensor_frames import MAX_REGIONS, PUSH, SKIP, Header, Link, region_header
 from pslite.numeric.gradient_encoding import wire_bytes
 from pslite.numeric.gradient_sums import Bundle, Contribution
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.step_progress import Progress
 
 
 class GradientSender:

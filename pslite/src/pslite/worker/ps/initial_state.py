@@ -12,10 +12,10 @@ from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header, bytes_o
 from pslite.numeric.gradient_sums import Array
 from pslite.storage.checkpoint_files import Checkpoint, to_resume
 from pslite.worker.model_replica import ModelReplica
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import StartState
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.messages import Promote
 from pslite.net.tensor_frames import NEWEST, RESEND, Header
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
-from pslite.worker.step_progress import Progress
 
 
 @dataclass(eq=False)

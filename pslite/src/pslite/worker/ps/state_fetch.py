@@ -9,10 +9,10 @@ import numpy as np
 from pslite.net.tensor_frames import FETCH, Header, bytes_of
 from pslite.numeric.gradient_sums import Array
 from pslite.numeric.optimizers import slots
+from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.step_progress import Progress
 
 
 class StateFetch:

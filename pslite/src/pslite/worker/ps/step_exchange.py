@@ -8,12 +8,11 @@ from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.numeric.gradient_sums import Contribution
 from pslite.storage.checkpoint_files import Saver
-from pslite.worker.progress_reports import ProgressReports
+from pslite.worker.progress_reports import Progress, ProgressReports
 from pslite.worker.ps.control_events import ControlEvents
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.step_progress import Progress
 from pslite.worker.training_session import Share
 
 
