@@ -24,7 +24,6 @@ from dl2d.tick.stray_tasks import compare_strays
 from dl2d.tick.task_matching import Matches, may_stop
 from dl2d.tick.task_time_in_state import Elapsed
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.withdrawn_tasks import MAX_REFUSED_SECONDS, why_refused
 
 #: Why a task or anchor that is not listed has ended.
 NOT_LISTED: Final = "is not listed any more"
@@ -32,6 +31,9 @@ REPLACED: Final = "was requeued, or its id was reused"
 
 #: A listed job that has to be stopped, its job as far as it is known, and the reason.
 _Stop = tuple[RmJob, Job | None, str]
+#: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
+#: long enough for tasks that leave to make room in a limit.
+MAX_REFUSED_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,3 +395,28 @@ def _stop_reason_of_leaving_task(
     if elapsed.since_told is None or elapsed.since_told <= timeouts.drain_seconds:
         return ""
     return f"was not drained in {timeouts.drain_seconds:g} s"
+
+
+def why_refused(listed: RmJob) -> str:
+    """Why a task that waits will not be started where it waits; empty if it only waits for room."""
+    if listed.state is not RmJobState.PENDING:
+        return ""
+    if listed.limit is not None:
+        return listed.limit.reason
+    return listed.reason or "the node is refused" if listed.node_refused else ""
+
+
+def withdrawn_tasks(
+    jobs: Iterable[Job], tasks: Iterable[Task], changes: Iterable[TaskChange], listed: Mapping[str, RmJob]
+) -> dict[str, RmJob]:
+    """The resource manager's job of each task that a tick withdraws since it was not started in time, by tag.
+
+    ``changes`` are those that the tick makes to ``tasks``, and ``jobs`` the live ones after it. ``listed`` has the
+    resource manager's job of each task, by tag.
+    """
+    live = {job.key for job in jobs}
+    leaving = {
+        (change.job, change.task) for change in changes if change.state is TaskState.DRAINING and change.job in live
+    }
+    asked = [task.tag for task in tasks if task.state is TaskState.ASKED and (task.job, task.id) in leaving]
+    return {tag: listed[tag] for tag in asked if tag in listed and listed[tag].state is RmJobState.PENDING}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.avoided_nodes import node_sets
-from dl2d.tick.expiring_tasks import expiring_tasks
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
@@ -27,6 +27,10 @@ _OTHER_KINDS = 8
 
 #: Why a listing without nodes is incomplete.
 NO_NODES: Final = "it has no nodes"
+#: How long before its time limit a task is replaced: long enough for the other one to start and join.
+_REPLACE_SECONDS: Final = 300.0
+#: Time limits are in whole minutes: tasks and anchors whose limits differ by less end together.
+_SAME_END_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +196,21 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: TickSt
     if Evidence.LOSSES in needs:
         snapshot = replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
     return snapshot
+
+
+def expiring_tasks(jobs: Iterable[Job], tasks: Iterable[Task], listing: RmListing) -> frozenset[str]:
+    """Tags of the tasks that reach their time limit soon, and well before the anchor of their job does."""
+    limits = {job.handle: job.time_limit_at for job in listing.jobs if job.time_limit_at}
+    if not limits:
+        return frozenset()
+    anchors = {job.key: limits.get(job.anchor, math.inf) for job in jobs}
+    expiring = set[str]()
+    for task in tasks:
+        limit = limits.get(task.handle, math.inf)
+        # The resource manager's clock may differ from this machine's, on which the task was asked for.
+        end = limit + task.asked_at - (task.submitted or task.asked_at)
+        # At most a quarter of the task's lifetime; else one with a short limit would be replaced as soon as it starts.
+        lead = min(_REPLACE_SECONDS, (end - task.asked_at) / 4)
+        if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > _SAME_END_SECONDS:
+            expiring.add(task.tag)
+    return frozenset(expiring)

@@ -22,12 +22,11 @@ from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
-from dl2d.tick.compare_store_with_listing import Changes, compare
+from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tasks
 from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
-from dl2d.tick.missing_tasks import Missing
+from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.silent_coordinators import has_called, update_calling_since
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
@@ -36,7 +35,6 @@ from dl2d.tick.task_time_in_state import elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
 from dl2d.tick.whole_nodes import with_whole_nodes
-from dl2d.tick.withdrawn_tasks import withdrawn_tasks
 
 log = structlog.get_logger()
 

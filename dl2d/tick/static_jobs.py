@@ -32,8 +32,8 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListin
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.task_starts_and_stops import Start
+from dl2d.tick.missing_tasks_and_silent_coordinators import has_called
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs
-from dl2d.tick.silent_coordinators import has_called
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()

@@ -19,8 +19,8 @@ from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing.builders import make_job
 from dl2d.tick.compare_store_with_listing import Changes, compare
+from dl2d.tick.missing_tasks_and_silent_coordinators import update_calling_since
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.silent_coordinators import update_calling_since
 from dl2d.tick.stop_tasks_and_anchors import ended_jobs_to_check
 from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_time_in_state import Elapsed, update_state_since
