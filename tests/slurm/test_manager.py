@@ -1062,24 +1062,27 @@ def test_other_options_and_lines_are_not_refused(authentication: FakeSlurm, mana
     assert manager_on(cluster="fake").authenticate("12", CREDENTIAL).key == JOB
 
 
+SHARED = "SelectType = select/cons_tres"
+
+
 @pytest.mark.parametrize(
     ("whole", "partitions", "config", "refused"),
     [
-        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "SelectType = select/cons_tres", True),
-        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=FORCE:4 State=UP", "another line", True),
-        (OLD, "PartitionName=x OverSubscribe=EXCLUSIVE\nPartitionName=gpu OverSubscribe=NO", "another line", True),
-        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=EXCLUSIVE", "SelectType = select/cons_tres", False),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", SHARED, True),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=FORCE:4 State=UP", SHARED, True),
+        (OLD, "PartitionName=x OverSubscribe=EXCLUSIVE\nPartitionName=gpu OverSubscribe=NO", SHARED, True),
+        (OLD, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=EXCLUSIVE", SHARED, False),
         (OLD, "PartitionName=gpu OverSubscribe=NO", "Configuration\nSelectType              = select/linear", False),
-        (NEW, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", True),
-        (NEW, "PartitionName=gpu Exclusive=NODE OverSubscribe=NO State=UP", "another line", False),
-        (OLD | {"Exclusive": "NO"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", False),
-        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", "another line", True),
-        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", "another line", False),
-        (NEW, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", "another line", True),
-        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "another line", True),
-        ({"OverSubscribe": "MCS"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", "another line", True),
-        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=YES OverSubscribe=NO", "another line", False),
-        ({"OverSubscribe": "USER"}, "PartitionName=gpu OverSubscribe=EXCLUSIVE", "another line", False),
+        (NEW, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", SHARED, True),
+        (NEW, "PartitionName=gpu Exclusive=NODE OverSubscribe=NO State=UP", SHARED, False),
+        (OLD | {"Exclusive": "NO"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", SHARED, False),
+        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=NO OverSubscribe=NO", SHARED, True),
+        (OLD | {"Exclusive": "USER"}, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", SHARED, False),
+        (NEW, "PartitionName=gpu Exclusive=USER OverSubscribe=NO", SHARED, True),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", SHARED, True),
+        ({"OverSubscribe": "MCS"}, "PartitionName=gpu ExclusiveUser=NO OverSubscribe=NO", SHARED, True),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu ExclusiveUser=YES OverSubscribe=NO", SHARED, False),
+        ({"OverSubscribe": "USER"}, "PartitionName=gpu OverSubscribe=EXCLUSIVE", SHARED, False),
     ],
 )
 def test_nodes_of_its_own_are_refused_unless_all_jobs_have_them(

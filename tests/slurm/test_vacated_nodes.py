@@ -217,7 +217,8 @@ def test_partitions_are_asked_for_every_ten_minutes_and_stay_as_they_were_known(
         if scontrol is None:
             site.slurm.answer("scontrol", status=1)
         else:
-            site.slurm.answer("scontrol", stdout=f"PartitionName=gpu OverSubscribe={scontrol} State=UP\n")
+            partition = f"PartitionName=gpu OverSubscribe={scontrol} State=UP"
+            site.slurm.answer("scontrol", stdout=f"{partition}\nSelectType = select/cons_tres\n")
         assert bool(manager.listing().whole_nodes) is whole
 
 

@@ -38,12 +38,12 @@ _HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
 #: Fields of squeue that say with whom a job does not share its nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
 EXCLUSIVE_FIELDS: Final = ("OverSubscribe", "Exclusive")
-#: Partitions whose jobs all get nodes of their own; the second form is that of Slurm 26.05. And the configuration with
+#: Partitions whose jobs all get nodes of their own; the second form is that of Slurm 26.05. And the SelectType with
 #: which they do in all partitions that do not say otherwise.
 EXCLUSIVE_PARTITION: Final = re.compile(
     r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
 )
-LINEAR: Final = re.compile(r"^SelectType\s*=\s*select/linear", re.MULTILINE)
+LINEAR: Final = "select/linear"
 
 
 def owner_of(record: Mapping[str, str]) -> Owner | None:

@@ -12,7 +12,7 @@ import structlog
 from dl2d.core.errors import ResourceManagerError
 from dl2d_slurm.commands.command_output_values import EXCLUSIVE_PARTITION, LINEAR
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.commands import Commands, configured, failure
 
 log = structlog.get_logger(__name__)
 
@@ -36,20 +36,16 @@ class WholeNodePartitions:
         if not ask or 0 <= now - self._asked < _SECONDS:
             return self._known
         try:
-            partitions, config = (self._answer(*asked) for asked in (SHOW_PARTITIONS, ("scontrol", "show", "config")))
+            partitions = self._commands.run(*SHOW_PARTITIONS)
+            if partitions.status != 0:
+                raise failure("scontrol show partition failed", partitions)
+            whole = _NOT_SHARED if configured(self._commands, "SelectType") == LINEAR else EXCLUSIVE_PARTITION
         except ResourceManagerError as error:
             log.warning("which partitions give whole nodes stays as it was known", error=str(error))
             self._asked = now - _SECONDS + _RETRY_SECONDS
         else:
-            whole = _NOT_SHARED if LINEAR.search(config) else EXCLUSIVE_PARTITION
-            self._known, self._asked = frozenset(whole.findall(partitions)), now
+            self._known, self._asked = frozenset(whole.findall(partitions.stdout)), now
         return self._known
-
-    def _answer(self, *argv: str) -> str:
-        answer = self._commands.run(*argv)
-        if answer.status != 0:
-            raise failure(f"{' '.join(argv)} failed", answer)
-        return answer.stdout
 
 
 def give_whole_nodes(names: str, known: Iterable[str]) -> bool:

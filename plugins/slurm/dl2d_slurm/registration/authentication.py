@@ -17,7 +17,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, query_jobs
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.commands import Commands, configured, failure
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.jobs.squeue_jobs import OWNER_FIELDS, array_id
 from dl2d_slurm.submission.sbatch_options import options_of_script, own_options, refuse_options, remarks, shown_options
@@ -165,10 +165,11 @@ def _user_asked_for_exclusive_nodes(commands: Commands, record: Mapping[str, str
     if not kind:
         return False
     partitions = commands.run(*SHOW_PARTITIONS)
-    config = commands.run("scontrol", "show", "config")
-    if partitions.status != 0 or config.status != 0:
+    try:
+        linear = configured(commands, "SelectType") == LINEAR
+    except Unavailable:
         return False
     exclusive = set(EXCLUSIVE_PARTITION.findall(partitions.stdout))
     if kind in ("USER", "MCS"):
         exclusive.update(EXCLUSIVE_USER_PARTITION.findall(partitions.stdout))
-    return exclusive.isdisjoint(record["Partition"].split(",")) and LINEAR.search(config.stdout) is None
+    return exclusive.isdisjoint(record["Partition"].split(",")) and not linear and partitions.status == 0
