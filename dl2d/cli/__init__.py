@@ -1,3 +1,1 @@
 """The command line: thin commands over daemon and store."""
-
-from __future__ import annotations

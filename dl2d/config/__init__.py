@@ -1,3 +1,1 @@
 """The one configuration file: its schema, and where the files that ship with dl2d lie."""
-
-from __future__ import annotations

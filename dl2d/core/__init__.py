@@ -1,3 +1,1 @@
 """Pure values: resources, jobs, the cluster as seen, decisions, plans and outcomes. No I/O, no torch."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Experiments: versioned comparisons of policies over workloads and seeds, with a reproducible report."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """The resource manager of a single machine: tasks are real processes on nodes that the config declares."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Placements: which node a task goes to. One file each, one interface (``dl2d.core.policy.Placement``)."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Policies: how many tasks each job should have. One file each, one interface (``dl2d.core.policy.Policy``)."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Simulated clusters: workloads, speeds, replay of the tick in virtual time, and many clusters as arrays."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Everything dl2d saw and decided, in SQL. The only package that knows SQL."""
-
-from __future__ import annotations

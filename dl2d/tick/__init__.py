@@ -10,5 +10,3 @@ slot    the scheduling interval (``schedule.slot_seconds``); the policy decides 
 stray   a listed job with a tag of this cluster that is no task or anchor of the store
 ======  ================================================================================================================
 """
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """The HTTP API of the daemon, for coordinators and the command line."""
-
-from __future__ import annotations

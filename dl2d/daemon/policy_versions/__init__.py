@@ -1,3 +1,1 @@
 """Versions of a learned policy: the active one, candidates, and the process that trains them."""
-
-from __future__ import annotations

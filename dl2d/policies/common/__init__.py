@@ -1,3 +1,1 @@
 """Parts of several policies: greedy allocation, predicted speeds, checkpoints of learned policies."""
-
-from __future__ import annotations

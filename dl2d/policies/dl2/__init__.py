@@ -1,3 +1,1 @@
 """The default learned policy: size steps along each job's Pareto frontier, in the order of learned scores."""
-
-from __future__ import annotations

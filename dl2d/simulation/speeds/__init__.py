@@ -1,3 +1,1 @@
 """Training speed in the simulator: models, profiles of common networks, and what realism does to a speed."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Many simulated clusters stepped at once, as arrays: for learning, and for the environments."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Workloads: the file format, and where jobs come from (files, traces of clusters, generators)."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Place: turns a decision into single starts and stops of tasks on nodes."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """The Slurm resource manager of dl2d, by Slurm's commands and, if so configured, slurmrestd; see docs/slurm.md."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """The Hadoop YARN resource manager of dl2d, through the Services REST interface; see docs/yarn.md."""
-
-from __future__ import annotations

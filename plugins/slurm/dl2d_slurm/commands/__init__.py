@@ -1,3 +1,1 @@
 """How Slurm's commands are run, how many RPCs they may send, and how their output is read."""
-
-from __future__ import annotations

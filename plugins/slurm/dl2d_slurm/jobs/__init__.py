@@ -1,3 +1,1 @@
 """Jobs as squeue and sacct list them, sharing with those that wait, and how jobs are stopped."""
-
-from __future__ import annotations

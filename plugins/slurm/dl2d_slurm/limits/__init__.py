@@ -1,3 +1,1 @@
 """How far jobs may grow: limits of associations and QOS, and those learned from the reasons why jobs wait."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """Nodes as sinfo lists them, and on which of them a job may run."""
-
-from __future__ import annotations

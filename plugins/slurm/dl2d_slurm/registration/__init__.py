@@ -1,3 +1,1 @@
 """Who may register a job, and whether jobs on compute nodes find and reach the daemon to do so."""
-
-from __future__ import annotations

@@ -1,3 +1,1 @@
 """How tasks are submitted as jobs: with which options, in which partitions, by sbatch or slurmrestd."""
-
-from __future__ import annotations
