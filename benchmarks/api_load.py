@@ -67,8 +67,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing import MemoryManager
-from dl2d.testing.builders import make_job
+from dl2d.testing import MemoryManager, make_job
 from dl2d.tick.task_command_and_environment import TaskSpecs
 
 # isort: split

@@ -39,7 +39,7 @@ from dl2d.plugins import POLICIES, available, load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.speed_models import PsSync
-from dl2d.testing.builders import make_job, make_request
+from dl2d.testing import make_job, make_request
 from dl2d.tick.place.place import place
 from dl2d.tick.policy_call import gc_paused
 

@@ -32,7 +32,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.testing.builders import OWNER, make_job
+from dl2d.testing import OWNER, make_job
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts

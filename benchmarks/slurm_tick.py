@@ -38,7 +38,7 @@ from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing.builders import make_job
+from dl2d.testing import make_job
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.commands.command_records import format_option

@@ -13,7 +13,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 
 #: What users ask for: workers, by type of model.
 SIZES = {"bert": 6, "resnet-50": 3, "vgg-16": 2}

@@ -18,7 +18,7 @@ from dl2d.cli import job_views_from_store_or_api
 from dl2d.core.errors import Denied
 from dl2d.core.job_views import MAX_DECISIONS
 from dl2d.core.jobs import JobKey
-from dl2d.testing.builders import OWNER
+from dl2d.testing import OWNER
 from pslite.launch import daemon_address_file
 
 #: Stands for munge on PATH: the credential says its payload.

@@ -33,7 +33,7 @@ from dl2d.core.resource_manager import RmListing
 from dl2d.core.store import JobChange
 from dl2d.daemon.key_and_address_files import write_address
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d_yarn.rest_client import RestClient
 from pslite.launch.daemon_address_file import DaemonAddress
 from pslite.launch.daemon_http import certificate_text

@@ -16,7 +16,7 @@ from policies.dl2_paper.test_policy import a_checkpoint
 from dl2d.core.decision import Reason
 from dl2d.core.jobs import Allocation
 from dl2d.plugins import POLICIES, Given, available, load_policy
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick.record import Report
 
 BATCH, SAMPLES, WORKERS = 32, 6400, 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState, in_submit_order, parse_tag, task_tag
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.testing.builders import make_job
+from dl2d.testing import make_job
 
 WORDS = st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True)
 KEYS = st.builds(JobKey, WORDS, WORDS, st.integers(min_value=0, max_value=10**12 - 1))

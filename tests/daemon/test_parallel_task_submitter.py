@@ -16,7 +16,7 @@ from dl2d.core.jobs import JobKey, Owner
 from dl2d.core.resource_manager import StartAllowance, TaskSpec
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.policies.fifo import Fifo
-from dl2d.testing.builders import OWNER, make_job, make_nodes
+from dl2d.testing import OWNER, make_job, make_nodes
 from dl2d.tick.tick_context import Context
 
 SECONDS = 30.0

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from dl2d.core.canary import CanaryState
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.store import JobChange
-from dl2d.testing.builders import make_job
+from dl2d.testing import make_job
 
 pytestmark = pytest.mark.slow
 

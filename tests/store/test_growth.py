@@ -24,7 +24,7 @@ from dl2d.store.resizes import ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import Base, table_of
 from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
 from dl2d.store.tasks import TaskReportRow, TaskRow
-from dl2d.testing.builders import OWNER
+from dl2d.testing import OWNER
 
 _JOBS = 3
 #: Half of them are elastic jobs: more than a tick reads of those that ended last.

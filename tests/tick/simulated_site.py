@@ -30,7 +30,7 @@ from dl2d.core.store import JobChange, RuntimePlan, TaskChange
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import GuardRules, Timeouts

@@ -19,7 +19,7 @@ from dl2d.core.resource_manager import EligibleNodes, RmJob, RmJobState, RmListi
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import load_policy
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import make_job, make_nodes
 from dl2d.tick.avoided_nodes import node_sets
 from dl2d.tick.tick_state import TickState
 

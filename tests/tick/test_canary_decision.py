@@ -26,7 +26,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import make_job, make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.tick_context import Context, Deciders

@@ -17,7 +17,7 @@ from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.testing.builders import make_job
+from dl2d.testing import make_job
 from dl2d.tick.compare_store_with_listing import Changes, compare
 from dl2d.tick.missing_tasks_and_silent_coordinators import update_calling_since
 from dl2d.tick.observe import LiveJobs

@@ -20,7 +20,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick.needlessly_waiting_jobs import jobs_with_room, startable_waiting_jobs
 from dl2d.tick.tick_context import GuardRules
 

@@ -32,7 +32,7 @@ from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import make_job, make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
 from dl2d.tick.needlessly_waiting_jobs import jobs_with_room

@@ -18,7 +18,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, 
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick import static_jobs
 
 R = RmJobState

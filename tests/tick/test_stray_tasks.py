@@ -7,8 +7,7 @@ from collections import Counter
 from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
-from dl2d.testing import MemoryStore
-from dl2d.testing.builders import make_job
+from dl2d.testing import MemoryStore, make_job
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.stray_tasks import MAX_JOBS_OF_USER, compare_strays, strays_of_known_jobs
 from dl2d.tick.task_matching import match_listing

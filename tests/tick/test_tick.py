@@ -32,7 +32,7 @@ from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.record import Report, inputs_hash
 from dl2d.tick.tick_context import GuardRules, Timeouts

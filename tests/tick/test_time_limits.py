@@ -17,7 +17,7 @@ from dl2d.core.jobs import Allocation, JobKey, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TaskChange
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick.tick_context import GuardRules
 
 

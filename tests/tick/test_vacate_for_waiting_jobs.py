@@ -25,7 +25,7 @@ from dl2d.daemon.log_messages import TickLog
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import make_job, make_nodes
 from dl2d.tick import vacate_for_waiting_jobs
 from dl2d.tick.record import Report
 from dl2d.tick.tick_context import GuardRules

@@ -25,8 +25,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing import MemoryStore
-from dl2d.testing.builders import make_job, make_nodes
+from dl2d.testing import MemoryStore, make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick

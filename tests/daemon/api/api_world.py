@@ -27,7 +27,7 @@ from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.resource_manager_access import ManagerAccess
-from dl2d.testing.builders import OWNER
+from dl2d.testing import OWNER
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick_context import Context
 

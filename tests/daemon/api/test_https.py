@@ -12,7 +12,7 @@ from self_signed import self_signed
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import authentication
 from dl2d.daemon.api.server import ApiServer
-from dl2d.testing.builders import OWNER
+from dl2d.testing import OWNER
 from pslite.errors import UsageError
 from pslite.launch.daemon_http import certificate_text
 from pslite.launch.job_registration import register

@@ -36,8 +36,7 @@ from dl2d.daemon.api.heartbeat import MAX_PLANS
 from dl2d.daemon.api.request_limits import heartbeat_interval
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.job_views_from_store import StoreViews
-from dl2d.testing import MemoryManager
-from dl2d.testing.builders import OWNER, make_nodes
+from dl2d.testing import OWNER, MemoryManager, make_nodes
 
 
 @pytest.fixture

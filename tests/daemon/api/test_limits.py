@@ -34,7 +34,7 @@ from dl2d.daemon.api.connection_limits import (
     is_loopback,
 )
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, MAX_HEARTBEATS_OF_USER, RateLimiter, parsing_cost
-from dl2d.testing.builders import OWNER
+from dl2d.testing import OWNER
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
 from pslite.launch.daemon_http import fetch

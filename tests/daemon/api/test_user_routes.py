@@ -28,8 +28,7 @@ from dl2d.core.store import JobChange, JobList
 from dl2d.daemon.api import authentication
 from dl2d.policies.fifo import Fifo
 from dl2d.store.jobs import MAX_NAMESAKES
-from dl2d.testing import MemoryManager
-from dl2d.testing.builders import LAUNCH, OWNER, make_job
+from dl2d.testing import LAUNCH, OWNER, MemoryManager, make_job
 
 BOB = Owner("bob-the-other", 4242, 4242)
 OPERATOR = pwd.getpwnam("nobody")

@@ -25,7 +25,7 @@ from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.store.sql_store import SqlStore
-from dl2d.testing.builders import make_job
+from dl2d.testing import make_job
 
 DAY = 86_400
 BEGIN = 20_000 * DAY

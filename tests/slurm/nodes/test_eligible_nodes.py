@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tick.world import World
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.reservations import Reservation, parse_reservations, reservation_claims
 from dl2d_slurm.submission.partitions import Partition

@@ -8,7 +8,7 @@ from tick.world import World
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
-from dl2d.testing.builders import make_nodes
+from dl2d.testing import make_nodes
 from dl2d.tick.place.make_room import RoomMade, WaitingTask, make_room
 
 A, B, C = (JobKey("test", name, 1) for name in "abc")

@@ -1,4 +1,7 @@
-"""Nodes, requests and jobs with plain defaults: a test names only the values that matter to it."""
+"""For tests of dl2d and of plug-ins: nodes, requests and jobs with plain defaults; manager and store in memory.
+
+A test names only the values that matter to it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import Any, Final
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner
 from dl2d.core.resources import Resources
+from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_store import MemoryStore
+
+__all__ = ["LAUNCH", "OWNER", "MemoryManager", "MemoryStore", "make_job", "make_nodes", "make_request"]
 
 OWNER: Final = Owner("ann", 1000, 1000)
 LAUNCH: Final = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
