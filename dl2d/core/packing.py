@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from operator import add, attrgetter, sub
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
@@ -63,6 +64,11 @@ class Packing:
         self._number = {node.name: number for number, node in enumerate(self._nodes)}
         self._draining = [number for number, node in enumerate(self._nodes) if node.state is NodeState.DRAINING]
         incumbents, leaving = tuple(incumbents), tuple(leaving)
+        #: Makes the packing as it is before anything is added.
+        self._anew = partial(
+            Packing, nodes, placement, incumbents=incumbents, leaving=leaving, counted=counted, node_sets=node_sets,
+            limits=limits,
+        )  # fmt: skip
         # Most nodes and most demands are equal: each is looked at once.
         demands = {task.room for task in incumbents} | {task.room for task in leaving}
         self._vectors = ResourceVectors({node.capacity for node in self._nodes} | demands, node_sets)
@@ -94,6 +100,10 @@ class Packing:
         return cls(
             nodes, placement, incumbents=wanted, leaving=leaving, counted=True, node_sets=node_sets, limits=limits
         )  # fmt: skip
+
+    def anew(self) -> Packing:
+        """The packing as it was before anything was added."""
+        return self._anew()
 
     def _append_nodes(
         self, incumbents: Iterable[Task], leaving: Iterable[Task], demands: Iterable[Resources], *, counted: bool

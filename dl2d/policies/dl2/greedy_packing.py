@@ -25,12 +25,15 @@ class GreedyPacking:
     Tasks that stay come first, on their nodes, so that new tasks are placed on what these leave free. In the other
     passes the largest tasks go first. With ``smallest_first`` the third pass begins with the smallest: it is for
     placements that place a task on the least used node or not at all, where small tasks keep the nodes evenly used, and
-    one node that is full too early blocks all tasks.
+    one node that is full too early blocks all tasks. With ``starts_first`` the second pass comes before the first, so
+    that tasks which run may have to move: on other nodes no task of a job may be in the way that needs a large part of
+    a node.
     """
 
-    def __init__(self, allocation: GreedyAllocation, *, smallest_first: bool) -> None:
+    def __init__(self, allocation: GreedyAllocation, *, smallest_first: bool, starts_first: bool) -> None:
         self._allocation = allocation
         self._sign = 1.0 if smallest_first else -1.0
+        self._starts_first = starts_first
 
     def give(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
         """Add tasks up to the chosen sizes; returns the indices of jobs that do not reach theirs, with the reason.
@@ -43,8 +46,12 @@ class GreedyPacking:
             Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
         """
         wanted = sizes.tolist()
-        self._keep_running(jobs, wanted)
-        blocked = self._start(jobs, sizes, weights)
+        if self._starts_first:
+            blocked = self._start(jobs, sizes, weights)
+            self._keep_running(jobs, wanted)
+        else:
+            self._keep_running(jobs, wanted)
+            blocked = self._start(jobs, sizes, weights)
         for role_index, index in _in_order(self._sign * weights):
             if index in blocked and self._allocation.allocations[jobs[index].key] == NOTHING:
                 continue

@@ -63,7 +63,9 @@ class Dl2:
     3. Within the total resources of the cluster and the limits of the jobs, these are enlarged step by step; the step
        with the highest score is made next (``size_search``, ``scoring``).
     4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4
-       are done once more for the other jobs.
+       are done once more for the other jobs. If a job cannot start since no single node has room for one of its tasks,
+       stages 3 and 4 are repeated with minimum sizes of jobs that start before the tasks that run; of the two results
+       the one counts that leaves fewer such jobs waiting.
 
     Parameters
     ----------
@@ -109,9 +111,28 @@ class Dl2:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: steps x (jobs + sizes of a job), then tasks x log nodes."""
         del rng
-        allocation = GreedyAllocation(snapshot, packing)  # gives jobs their floors
-        cluster = _Cluster.of(snapshot)
+        allocation, cluster = GreedyAllocation(snapshot, packing), _Cluster.of(snapshot)  # gives jobs their floors
         options = self._size_options(snapshot, packing, allocation, cluster)
+        decision = self._pack(snapshot, packing, allocation, cluster, options, starts_first=False)
+        if snapshot.tasks and (fragmented := _fragmented_starts(decision)):
+            packing = packing.anew()
+            allocation = GreedyAllocation(snapshot, packing)
+            other = self._pack(snapshot, packing, allocation, cluster, options, starts_first=True)
+            if _fragmented_starts(other) < fragmented:
+                return other
+        return decision
+
+    def _pack(
+        self,
+        snapshot: Snapshot,
+        packing: Packing,
+        allocation: GreedyAllocation,
+        cluster: _Cluster,
+        options: SizeOptions | None,
+        *,
+        starts_first: bool,
+    ) -> Decision:
+        """Stages 3 and 4 of a decision. With ``starts_first`` tasks that run may have to move for jobs that start."""
         with_options = set() if options is None else {job.key for job in options.jobs}
         for job in snapshot.jobs:
             if job.key not in with_options:
@@ -120,7 +141,9 @@ class Dl2:
         packing_on_first_nodes = (
             FirstNodeOnlyPacking(allocation, packing) if packing.first_node_only and nothing_runs else None
         )
-        packer = packing_on_first_nodes or GreedyPacking(allocation, smallest_first=packing.first_node_only)
+        packer = packing_on_first_nodes or GreedyPacking(
+            allocation, smallest_first=packing.first_node_only, starts_first=starts_first
+        )
         alternatives = {} if options is None else self._choose_and_pack(allocation, packing, packer, cluster, options)
         return allocation.decision(
             self,
@@ -415,6 +438,14 @@ def _reason(
         return Reason(Constraint.QUEUE, f"{gain}; the resources went to jobs whose steps had higher scores")
     lacking = "; ".join(map(str, shortfalls))
     return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too few free resources ({lacking})", shortfalls)
+
+
+def _fragmented_starts(decision: Decision) -> int:
+    """Number of jobs that have and get nothing although there is room for their tasks, but not on a single node."""
+    return sum(
+        entry.allocation == entry.previous == NOTHING and entry.reason.constraint is Constraint.FRAGMENTED
+        for entry in decision.jobs
+    )
 
 
 def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:

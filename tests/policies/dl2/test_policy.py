@@ -52,6 +52,23 @@ def test_one_job_alone_gets_its_fastest_size() -> None:
     assert full.jobs[0].reason.text == "has its maximum of 3w+2ps"
 
 
+def test_a_job_whose_worker_needs_a_whole_node_starts_though_small_tasks_lie_on_each_node() -> None:
+    """Nine GPUs of 32 are used, some on each node."""
+    small = [
+        a_job(number, worker=Resources.of(cpu=1, gpu=1), ps=Resources.of(cpu=1), max_workers=3, max_ps=1)
+        for number in (1, 2, 3)
+    ]
+    large = a_job(4, worker=Resources.of(cpu=1, gpu=8), ps=Resources.of(cpu=1), max_workers=1, max_ps=1)
+    snapshot = a_snapshot([*small, large], cluster(4, cpu=16, gpu=8), held=dict.fromkeys(range(3), Allocation(3, 1)))
+    assert all(node.used.as_dict()["gpu"] > 0 for node in snapshot.nodes)
+    assert given(with_checkpoint(), snapshot) == [(3, 1), (3, 1), (3, 1), (1, 1)]
+    # Where no task may leave its node, the reason says what is in the way.
+    fixed = replace(snapshot, floors=tuple((job.key, Allocation(3, 1)) for job in small))
+    decision = ask(with_checkpoint(), fixed)
+    assert decision.jobs[3].allocation == NOTHING
+    assert decision.jobs[3].reason.constraint is Constraint.FRAGMENTED
+
+
 def test_a_kind_that_the_checkpoint_does_not_know_is_explored_unless_that_is_asked_for() -> None:
     seen = measured({(1, 1): 10.0, (4, 4): 7.0, (1, 4): 7.0, (4, 1): 7.0, (1, 16): 5.0, (16, 1): 5.0, (16, 16): 5.0})
     job = a_job(1, **{**CPU, "max_workers": 16, "max_ps": 16})

@@ -8,6 +8,7 @@ from tick.world import World
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
+from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.testing import make_nodes
 from dl2d.tick.place.make_room import RoomMade, WaitingTask, make_room
 
@@ -104,6 +105,18 @@ def test_a_job_with_tasks_as_large_as_a_node_starts_beside_a_job_that_has_tasks_
         large = world.submit(worker=Resources.of(cpu=8), ps=Resources.of(cpu=8), max_workers=1, max_ps=1)
         world.settle(20)
         assert len({task.node for task in world.tasks(small)}) == 2
+        assert world.has(large) == (1, 1)
+    finally:
+        world.close()
+
+
+def test_the_default_policy_has_small_tasks_moved_for_a_job_whose_worker_needs_a_whole_node() -> None:
+    world = World(cluster_nodes=make_nodes(4, cpu=32, gpu=8), url="", policy=with_checkpoint())
+    try:
+        for _ in range(3):
+            world.settled(worker=Resources.of(cpu=2, gpu=1), ps=Resources.of(cpu=1), max_workers=3, max_ps=1)
+        large = world.submit(worker=Resources.of(cpu=2, gpu=8), ps=Resources.of(cpu=1), max_workers=1, max_ps=1)
+        world.settle(20)
         assert world.has(large) == (1, 1)
     finally:
         world.close()
