@@ -68,14 +68,20 @@ class Work:
         return WORKER * min(self.gpus, GPUS)
 
 
-def jobs_of(seed: int, count: int, nodes: int, load: float) -> list[Work]:
+def jobs_of(
+    seed: int, count: int, gpus_in_all: int, load: float, sizes: Mapping[int, float] = SIZES,
+    shortest: float = STEP, longest: float = 86_400.0,
+) -> list[Work]:  # fmt: skip
     """Jobs that offer this load, a fraction of the cluster's GPUs."""
     draw, at, works = random.Random(seed), 0.0, []
     drawn = [
-        (draw.choices(list(SIZES), list(SIZES.values()))[0], min(max(draw.lognormvariate(6.79, 2.16), STEP), 86_400.0))
+        (
+            draw.choices(list(sizes), list(sizes.values()))[0],
+            min(max(draw.lognormvariate(6.79, 2.16), shortest), longest),
+        )
         for _ in range(count)
     ]
-    apart = sum(gpus * seconds for gpus, seconds in drawn) / count / (nodes * GPUS * load)
+    apart = sum(gpus * seconds for gpus, seconds in drawn) / count / (gpus_in_all * load)
     for number, (gpus, seconds) in enumerate(drawn):
         at += draw.expovariate(1 / apart)
         works.append(Work(number, at, gpus, seconds, draw.random() < 0.5))
@@ -210,7 +216,7 @@ def main() -> None:
         times: list[float] = []
         began = time.monotonic()
         for seed in range(given.seeds):
-            works = jobs_of(seed, given.jobs, given.nodes, given.load)
+            works = jobs_of(seed, given.jobs, given.nodes * GPUS, given.load)
             waited, took = run(works, given.nodes, yields, given.slot_seconds)
             waits += waited
             times += took

@@ -16,16 +16,16 @@ jobs have time limits.
 from __future__ import annotations
 
 import math
-import random
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from elastic_beside_rigid_jobs import Work, jobs_of
 from harness import options_of, show
 
 # isort: split
@@ -47,21 +47,6 @@ TRAIN = Path(__file__).parents[1] / "tests" / "pslite" / "numpy_worker.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A job: when it comes, its GPUs at its static size and how long it takes with them, and whether it is rigid."""
-
-    at: float
-    gpus: int
-    seconds: float
-    rigid: bool
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that take so long with so many workers."""
-        return max(1, round(self.seconds * self.gpus / (STEP * STEPS_PER_EPOCH)))
-
-
-@dataclass(frozen=True, slots=True)
 class Times:
     """When a job was submitted, started and ended."""
 
@@ -70,22 +55,17 @@ class Times:
     ended: int
 
 
-def jobs_of(seed: int, count: int, nodes: int, load: float) -> list[Work]:
+def faster_jobs_of(seed: int, count: int, nodes: int, load: float) -> list[Work]:
     """Jobs that offer this load, a fraction of the cluster's GPUs; every other one is rigid."""
-    draw = random.Random(seed)
-    drawn = [
-        (
-            draw.choices(list(SIZES), list(SIZES.values()))[0],
-            min(max(draw.lognormvariate(6.79, 2.16), SHORTEST), LONGEST) / FASTER,
-        )
-        for _ in range(count)
+    works = jobs_of(seed, count, nodes * GPUS, load, SIZES, SHORTEST, LONGEST)
+    return [
+        replace(work, at=work.at / FASTER, seconds=work.seconds / FASTER, rigid=work.number % 2 == 0) for work in works
     ]
-    apart = sum(gpus * seconds for gpus, seconds in drawn) / count / (nodes * GPUS * load)
-    at, works = 0.0, []
-    for number, (gpus, seconds) in enumerate(drawn):
-        at += draw.expovariate(1 / apart)
-        works.append(Work(at, gpus, seconds, rigid=number % 2 == 0))
-    return works
+
+
+def epochs_of(work: Work) -> int:
+    """Epochs that take as long as a job with as many workers."""
+    return max(1, round(work.seconds * work.gpus / (STEP * STEPS_PER_EPOCH)))
 
 
 def script_of(work: Work, daemon: DaemonProcess | None) -> str:
@@ -97,7 +77,7 @@ def script_of(work: Work, daemon: DaemonProcess | None) -> str:
             f"exec sleep {work.seconds:.0f}\n"
         )
     train = (
-        f'python "$HOME/{TRAIN.name}" --samples {BATCH * STEPS_PER_EPOCH} --batch {BATCH} --epochs {work.epochs}'
+        f'python "$HOME/{TRAIN.name}" --samples {BATCH * STEPS_PER_EPOCH} --batch {BATCH} --epochs {epochs_of(work)}'
         f" --sample-seconds {STEP / BATCH}"
     )
     if daemon is None:
@@ -108,7 +88,7 @@ exec dl2-run --standalone --workers {work.gpus} --servers 1 {train}
 """
     return f"""#!/bin/sh
 #SBATCH -c 1 --mem=100 --time=60
-#DL2 model=other samples_per_epoch={BATCH * STEPS_PER_EPOCH} batch={BATCH} epochs={work.epochs}
+#DL2 model=other samples_per_epoch={BATCH * STEPS_PER_EPOCH} batch={BATCH} epochs={epochs_of(work)}
 #DL2 max_workers={GPUS} max_ps=1 worker=cpu:1,gpu:1,memory:100 ps=cpu:1,memory:100
 export DL2_DAEMON={daemon.url}
 exec dl2-run {train}
@@ -174,7 +154,7 @@ def main() -> None:
         cluster.add_python(users[1])
         for file in (TRAIN, TRAIN.with_name("regression.py")):
             shutil.copy(file, users[1].home)
-        runs = [jobs_of(seed, given.jobs, given.nodes, given.load) for seed in range(given.seeds)]
+        runs = [faster_jobs_of(seed, given.jobs, given.nodes, given.load) for seed in range(given.seeds)]
         for yields in (STATIC, *given.yields):
             began, waits[yields], completions = time.monotonic(), [], []
             for works in runs:
