@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from harness import options_of, show
 from sqlalchemy import insert, text
-from store_tick import Bench, empty_store, make_job
+from store_tick import Bench, empty_store, job_of
 
 from dl2d.core.jobs import JobState, Progress
 from dl2d.core.measured_speeds import MAX_LOSSES
@@ -47,7 +47,7 @@ def fill(bench: Bench, url: str, jobs: int, days: int, ended: int) -> None:
         def run(statement: str, **values: object) -> None:
             connection.execute(text(statement), {"begin": begin, "jobs": jobs, **values})
 
-        past = (replace(make_job(jobs + number), state=JobState.FINISHED, ended_at=begin + days * _DAY * number / ended)
+        past = (replace(job_of(jobs + number), state=JobState.FINISHED, ended_at=begin + days * _DAY * number / ended)
                 for number in range(ended))  # fmt: skip
         if values := [{**_job_values(job), "number": number} for number, job in enumerate(past, start=jobs + 1)]:
             connection.execute(insert(table_of(JobRow)), values)

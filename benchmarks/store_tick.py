@@ -17,19 +17,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from harness import options_of, show
 
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Progress, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, Launch, Progress, Role
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
 from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop
 from dl2d.store import schema
 from dl2d.store.sql_store import SqlStore
+from dl2d.testing import make_job
 
 # isort: split
 from postgres_server import PostgresMissing, PostgresServer
@@ -45,7 +47,7 @@ class Bench:
     def __init__(self, url: str, jobs: int) -> None:
         self.store = SqlStore(url)
         self.times: dict[str, list[float]] = defaultdict(list)
-        live = [make_job(number) for number in range(jobs)]
+        live = [job_of(number) for number in range(jobs)]
         for job in live:
             self.store.add_job(job)
         roles = (Role.WORKER, Role.WORKER, Role.PS, Role.PS)
@@ -93,24 +95,13 @@ class Bench:
         self.timed("report_progress", lambda: store.report_progress(job, heard))
 
 
-def make_job(number: int) -> Job:
-    request = JobRequest(
-        name=f"train-{number}",
-        model="resnet-50",
-        epochs=90.0,
-        samples_per_epoch=1.2e6,
-        steps_per_epoch=None,
-        batch=256,
-        worker=_WORKER,
-        ps=_PS,
-    )
+def job_of(number: int) -> Job:
+    job = make_job(
+        number, cluster="main", submitted=1_700_000_000 + number, name=f"train-{number}", epochs=90.0,
+        samples_per_epoch=1.2e6, batch=256, worker=_WORKER, ps=_PS,
+    )  # fmt: skip
     launch = Launch(("python", "train.py", "--data", f"/data/{number}"), "/home/ada/project", _ENVIRONMENT)
-    return Job(
-        key=JobKey("main", str(number), 1_700_000_000 + number),
-        request=request,
-        owner=Owner("ada", 1, 1),
-        launch=launch,
-    )
+    return replace(job, launch=launch)
 
 
 def _start(job: JobKey, role: Role) -> Start:
