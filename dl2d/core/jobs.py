@@ -263,8 +263,10 @@ class FailureCause(enum.StrEnum):
     TRAINING_FAILED = "training-failed"
     #: Several attempts in a row to start the job's tasks failed.
     TASKS_FAILED = "tasks-failed"
-    #: Ended from outside: by its user, an administrator, or preemption.
+    #: Ended from outside: by its user, an administrator, or preemption where the resource manager does not tell it apart.
     CANCELLED = "cancelled"
+    #: The resource manager has given its room to another job.
+    PREEMPTED = "preempted"
     #: Its node went down.
     NODE_LOST = "node-lost"
     #: The resource manager does not list it any more.

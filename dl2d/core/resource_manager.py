@@ -22,7 +22,8 @@ class RmJobState(enum.StrEnum):
 
     ``pending``: accepted, has no room yet. ``running``: holds its room. ``ending``: asked to stop or cleaning up; still
     holds its room. ``done``: ended by itself with status 0. ``failed``: ended by itself otherwise, time limit included.
-    ``cancelled``: ended from outside (a user, an admin, preemption). ``lost``: its node went down.
+    ``cancelled``: ended from outside (a user, an admin). ``preempted``: ended for another job. ``lost``: its node went
+    down.
     """
 
     PENDING = "pending"
@@ -31,12 +32,13 @@ class RmJobState(enum.StrEnum):
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
     LOST = "lost"
 
     @property
     def ended(self) -> bool:
         """Whether it holds no resources any more and will not run again."""
-        return self in (RmJobState.DONE, RmJobState.FAILED, RmJobState.CANCELLED, RmJobState.LOST)
+        return self not in (RmJobState.PENDING, RmJobState.RUNNING, RmJobState.ENDING)
 
     @property
     def holds_resources(self) -> bool:
@@ -49,12 +51,14 @@ JOB_ENDS: Final = {
     RmJobState.DONE: JobState.FINISHED,
     RmJobState.FAILED: JobState.FAILED,
     RmJobState.CANCELLED: JobState.CANCELLED,
+    RmJobState.PREEMPTED: JobState.CANCELLED,
     RmJobState.LOST: JobState.LOST,
 }
 #: What a state in which something ended says of its cause.
 FAILURE_CAUSES: Final = {
     RmJobState.FAILED: FailureCause.FAILED,
     RmJobState.CANCELLED: FailureCause.CANCELLED,
+    RmJobState.PREEMPTED: FailureCause.PREEMPTED,
     RmJobState.LOST: FailureCause.NODE_LOST,
 }
 

@@ -11,7 +11,9 @@ from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
-_FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.NODE_LOST, FailureCause.REQUEUED)
+#: The job has certainly not caused these.
+_NOT_COUNTED = (FailureCause.PREEMPTED, FailureCause.NODE_LOST)
+_FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.REQUEUED)
 
 
 def count_failures(
@@ -23,8 +25,9 @@ def count_failures(
 
     - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
     - in ``attempts`` if a task ended by itself;
-    - else in ``from_outside``: a task was preempted or requeued, its node was lost, its coordinator heard nothing of
-      it, or it waited and is no longer listed (YARN's manager keeps waiting tasks in memory only).
+    - else in ``from_outside`` if a task was cancelled or requeued, its coordinator heard nothing of it, or it waited and
+      is no longer listed (YARN's manager keeps waiting tasks in memory only);
+    - else in ``not_counted``: a task was preempted, or its node was lost.
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
     task that never reached the resource manager does not count, since the job did not cause that.
@@ -34,6 +37,7 @@ def count_failures(
     counted = _without_successes(failures, confirmed, at)
     ended: dict[JobKey, str] = {}
     from_outside: dict[JobKey, str] = {}
+    not_counted: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
         if task.asked_at < counted.get(change.job, NO_FAILURES).at:
@@ -43,16 +47,18 @@ def count_failures(
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
             is_from_outside = may_have_waited or change.cause in _FROM_OUTSIDE
-            found = from_outside if is_from_outside else ended
+            found = not_counted if change.cause in _NOT_COUNTED else from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, reason in (from_outside | ended).items():
+    for key, reason in (not_counted | from_outside | ended).items():
         known = counted.get(key, NO_FAILURES)._replace(last=reason, at=at)
         if key in confirmed:
             counted[key] = known._replace(not_counted=known.not_counted + 1)
         elif key in ended:
             counted[key] = known._replace(attempts=known.attempts + 1)
-        else:
+        elif key in from_outside:
             counted[key] = known._replace(from_outside=known.from_outside + 1)
+        else:
+            counted[key] = known._replace(not_counted=known.not_counted + 1)
     return counted
 
 

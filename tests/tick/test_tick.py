@@ -253,6 +253,28 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     assert world.store.guard_state().start_failures == {}
 
 
+@pytest.mark.parametrize("end", [RmJobState.PREEMPTED, RmJobState.LOST])
+def test_tasks_that_are_preempted_or_lost_with_their_nodes_again_and_again_never_end_the_job(build, end) -> None:
+    world = build(timeouts=Timeouts(start_failures=1, start_seconds=5000, silent_seconds=5000))
+    job = world.ready(max_workers=1, max_ps=1)
+    starts, why = 0, None
+    for _ in range(80):
+        report = world.tick(350.0)
+        starts += bool(report.plan.starts)
+        why = next(iter(reason(report, job).guarded), why)
+        for rm_job in world.manager.live():
+            if ":anchor" not in rm_job.tag:
+                world.manager.end(rm_job.handle, end, "for a job of higher priority")
+        world.beat()
+    assert starts >= 25  # at most once in 600 s
+    assert world.job(job).state is JobState.READY
+    assert why.constraint is Constraint.BACKOFF
+    assert "for a job of higher priority" in why.text
+    world.settle(70, 10.0)
+    assert world.has(job) == (1, 1)
+    assert world.store.guard_state().start_failures == {}
+
+
 def test_the_reason_of_what_ended_with_an_error_has_the_place_of_its_output(build) -> None:
     """As of a task on whose node there is no dl2-run, so that nobody reports its last lines."""
     world = build(timeouts=Timeouts(start_failures=1), output="{cwd}/dl2-{id}/{name}.out", url="sqlite://")

@@ -60,7 +60,7 @@ def test_every_job_state_of_all_releases_is_known(word: str) -> None:
 @pytest.mark.parametrize(
     ("word", "state"),
     [
-        ("PREEMPTED", RmJobState.CANCELLED),
+        ("PREEMPTED", RmJobState.PREEMPTED),
         ("CANCELLED by 1001", RmJobState.CANCELLED),
         ("CANCELLED+", RmJobState.CANCELLED),
         ("TIMEOUT", RmJobState.FAILED),

@@ -26,7 +26,7 @@ JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
         "OUT_OF_MEMORY": RmJobState.FAILED,
         "PENDING": RmJobState.PENDING,
         "POWER_UP_NODE": RmJobState.RUNNING,
-        "PREEMPTED": RmJobState.CANCELLED,
+        "PREEMPTED": RmJobState.PREEMPTED,
         "RECONFIG_FAIL": RmJobState.LOST,
         "REQUEUED": RmJobState.PENDING,
         "REQUEUE_FED": RmJobState.PENDING,
