@@ -83,7 +83,7 @@ class FakeSlurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        for name in ("squeue", "sinfo", "sbatch", "scancel", "scontrol", "sacct", "unmunge"):
+        for name in ("squeue", "sinfo", "sbatch", "scancel", "scontrol", "sacct", "sacctmgr", "unmunge"):
             program = folder / name
             program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
             program.chmod(0o755)

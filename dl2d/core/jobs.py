@@ -263,7 +263,7 @@ class FailureCause(enum.StrEnum):
     TRAINING_FAILED = "training-failed"
     #: Several attempts in a row to start the job's tasks failed.
     TASKS_FAILED = "tasks-failed"
-    #: Ended from outside: by its user, an administrator, or preemption where the resource manager does not tell it apart.
+    #: Ended from outside: by its user or an administrator, or by preemption where the resource manager does not say so.
     CANCELLED = "cancelled"
     #: The resource manager has given its room to another job.
     PREEMPTED = "preempted"

@@ -34,6 +34,9 @@ _Stop = tuple[RmJob, Job | None, str]
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
 MAX_REFUSED_SECONDS: Final = 30.0
+#: How long one that a running job lacks of its minimum size may wait for a limit; longer than for one that waits for
+#: room, as it is behind all others again when it is submitted anew.
+MAX_FLOOR_IN_LIMIT_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +323,8 @@ def _task_change(
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
-       listings in a row that it will not start it there. If it is of the floor, not sooner for a limit: the next one
-       would wait for the same limit, behind all that came meanwhile.
+       listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
+       hour: the next one would wait for the same limit, behind all that came meanwhile.
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted.
@@ -351,7 +354,9 @@ def _task_change(
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
         # A node may be refused in a single listing, as when slurmctld has just started.
         waits_for_limit = is_of_floor and listed.limit is not None
-        if refusal and listed.reason == task.note and not waits_for_limit:
+        if waits_for_limit:
+            max_wait = max(max_wait, MAX_FLOOR_IN_LIMIT_SECONDS)
+        elif refusal and listed.reason == task.note:
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
         if may_give_up and task.state is TaskState.ASKED and elapsed.in_state > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"

@@ -25,8 +25,8 @@ def count_failures(
 
     - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
     - in ``attempts`` if a task ended by itself;
-    - else in ``from_outside`` if a task was cancelled or requeued, its coordinator heard nothing of it, or it waited and
-      is no longer listed (YARN's manager keeps waiting tasks in memory only);
+    - else in ``from_outside`` if a task was cancelled or requeued, its coordinator heard nothing of it, or it waited
+      and is no longer listed (YARN's manager keeps waiting tasks in memory only);
     - else in ``not_counted``: a task was preempted, or its node was lost.
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A

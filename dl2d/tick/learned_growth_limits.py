@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dl2d.core.backoff_after_failed_starts import MAX_BACKOFF_SECONDS, doubled
+from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit
@@ -19,13 +19,17 @@ from dl2d.core.resource_manager import GrowthLimit, RmJob
 from dl2d.core.resources import Resources
 
 #: How long the jobs that were found to wait for a limit do not grow; doubled each time that it is found again, up to
-#: ``MAX_BACKOFF_SECONDS``.
+#: the second value. If they have more each time, the limit is one that moves, and it is doubled so often at most.
 _LIMIT_SECONDS: Final = 60.0
+_MAX_LIMIT_SECONDS: Final = 3600.0
+_MAX_TIMES_AFTER_GROWTH: Final = 4
+#: How long after that time a limit is remembered.
+_FORGET_SECONDS: Final = 600.0
 
 
 def _retry_at(limit: LearnedLimit) -> float:
     """When the jobs of a limit may grow again, seconds since 1970."""
-    return limit.at + doubled(_LIMIT_SECONDS, limit.times, MAX_BACKOFF_SECONDS)
+    return limit.at + doubled(_LIMIT_SECONDS, limit.times, _MAX_LIMIT_SECONDS)
 
 
 def remember_growth_limits(
@@ -60,13 +64,15 @@ def _learned_limits(
     learned = {
         reason: limit._replace(at=min(limit.at, at))
         for reason, limit in known.items()
-        if at < _retry_at(limit) + MAX_BACKOFF_SECONDS and anchors.keys() & limit.anchors
+        if at < _retry_at(limit) + _FORGET_SECONDS and anchors.keys() & limit.anchors
     }
     for reason, limit in found.items():
         members = sorted(limit.anchors & anchors.keys())
         holds = Resources.total(demand for anchor in members for demand in running[anchors[anchor]])
         had = {name: holds.get(name) + left for name, left in limit.left.items()}
         times = learned[reason].times + 1 if reason in learned else 1
+        if reason in learned and any(amount > learned[reason].had.get(name, 0.0) for name, amount in had.items()):
+            times = min(times, _MAX_TIMES_AFTER_GROWTH)
         learned[reason] = LearnedLimit(tuple(members), had, times, at)
     return learned
 

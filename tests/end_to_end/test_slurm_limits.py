@@ -52,6 +52,14 @@ def manager(cluster: AccountingCluster) -> Iterator[SlurmManager]:
     made.close()
 
 
+def submitted(cluster: AccountingCluster, user: User, *options: str, expected: str = "RUNNING None") -> str:
+    """A job of the user that is in the state and has the reason that are expected."""
+    job = cluster.submit_as(user, "#!/bin/sh\nsleep 600\n", "--mem=100", *options)
+    asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
+    cluster.wait_until(lambda: cluster.run(*asked).stdout.strip() == expected, f"job {job} is {expected}")
+    return job
+
+
 def test_what_limits_of_slurmdbd_leave(cluster: AccountingCluster, alice: User, manager: SlurmManager) -> None:
     cluster.sacctmgr("add", "qos", "small", "GrpTRES=cpu=9,gres/gpu=3", "MaxTRESPerUser=cpu=6")
     cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=small", "MaxJobs=3")
@@ -105,18 +113,11 @@ def test_limits_of_a_qos_apply_in_place_of_those_of_associations(
     cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=large,tiny", "MaxJobs=1")
     cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=3,mem=2000")
     (partition,) = set(cluster.run("sinfo", "--noheader", "--format=%R").stdout.split())
-
-    def submitted(*options: str, expected: str = "RUNNING None") -> str:
-        job = cluster.submit_as(alice, "#!/bin/sh\nsleep 600\n", "--mem=100", *options)
-        asked = ("squeue", "--noheader", f"--jobs={job}", "--format=%T %r")
-        cluster.wait_until(lambda: cluster.run(*asked).stdout.strip() == expected, f"job {job} is {expected}")
-        return job
-
     try:
-        full = submitted("--cpus-per-task=3")
-        large = submitted("--cpus-per-task=2", "--qos=large")
-        beyond = submitted("--qos=large")
-        waits = submitted(expected="PENDING AssocMaxJobsLimit")
+        full = submitted(cluster, alice, "--cpus-per-task=3")
+        large = submitted(cluster, alice, "--cpus-per-task=2", "--qos=large")
+        beyond = submitted(cluster, alice, "--qos=large")
+        waits = submitted(cluster, alice, expected="PENDING AssocMaxJobsLimit")
         found = {each.reason.removeprefix("Slurm's limit "): each for each in manager.listing().growth_limits}
         assert {title: (limit.anchors, limit.left) for title, limit in found.items()} == {
             f"MaxJobs of user {alice.name} in account lab": (
@@ -130,11 +131,67 @@ def test_limits_of_a_qos_apply_in_place_of_those_of_associations(
         }
         cluster.clear()
         cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=large")
-        submitted("--cpus-per-task=2", "--qos=tiny")
+        submitted(cluster, alice, "--cpus-per-task=2", "--qos=tiny")
     finally:
         cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=")
         cluster.sacctmgr("modify", "user", alice.name, "set", "MaxJobs=-1")
         cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=-1,mem=-1")
+        cluster.clear()
+
+
+def test_a_qos_multiplies_limits_of_the_account(cluster: AccountingCluster, alice: User, manager: SlurmManager) -> None:
+    cluster.sacctmgr("add", "qos", "double", "LimitFactor=2")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=double")
+    cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=3,mem=-1")
+    try:
+        double = submitted(cluster, alice, "--cpus-per-task=5", "--qos=double")
+        waits = submitted(cluster, alice, expected="PENDING AssocGrpCpuLimit")
+        found = {each.reason.removeprefix("Slurm's limit "): each for each in manager.listing().growth_limits}
+        assert {title: (limit.anchors, limit.left, limit.waiting) for title, limit in found.items()} == {
+            "GrpTRES of account lab (cpu)": ({waits}, {"cpu": 0.0}, {waits}),
+            "GrpTRES of account lab times 2 (LimitFactor) (cpu)": ({double, waits}, {"cpu": 1.0}, set()),
+        }
+    finally:
+        cluster.sacctmgr("modify", "account", "lab", "set", "GrpTRES=cpu=-1")
+        cluster.clear()
+
+
+def test_a_qos_with_the_flag_comes_before_that_of_the_partition(
+    cluster: AccountingCluster, alice: User, manager: SlurmManager
+) -> None:
+    cluster.sacctmgr("add", "qos", "first", "flags=OverPartQOS", "GrpTRES=cpu=4")
+    cluster.sacctmgr("add", "qos", "narrow", "GrpTRES=cpu=1")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=first")
+    (partition,) = set(cluster.run("sinfo", "--noheader", "--format=%R").stdout.split())
+    cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=narrow")
+    try:
+        job = submitted(cluster, alice, "--cpus-per-task=3", "--qos=first")
+        found = {each.reason.removeprefix("Slurm's limit "): each for each in manager.listing().growth_limits}
+        assert {title: (limit.anchors, limit.left) for title, limit in found.items()} == {
+            "GrpTRES of QOS first": ({job}, {"cpu": 1.0}),
+        }
+    finally:
+        cluster.run("scontrol", "update", f"PartitionName={partition}", "QOS=")
+        cluster.clear()
+
+
+def test_limits_on_submitted_jobs(cluster: AccountingCluster, alice: User, manager: SlurmManager) -> None:
+    cluster.sacctmgr("add", "qos", "queue", "GrpSubmitJobs=20", "MaxSubmitJobsPerUser=3")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=queue", "MaxSubmitJobs=7")
+    try:
+        first = submitted(cluster, alice)
+        held = submitted(cluster, alice, "--hold", "--qos=queue", expected="PENDING JobHeldUser")
+        found = {each.reason.removeprefix("Slurm's limit "): each for each in manager.listing().growth_limits}
+        assert {title: (limit.anchors, limit.left) for title, limit in found.items()} == {
+            f"MaxSubmitJobs of user {alice.name} in account lab": ({first}, {"tasks": 5.0}),
+            "GrpSubmitJobs of QOS queue": ({held}, {"tasks": 17.0}),
+            f"MaxSubmitJobsPerUser of QOS queue for user {alice.name}": ({held}, {"tasks": 2.0}),
+        }
+        others = [submitted(cluster, alice, "--hold", "--qos=queue", expected="PENDING JobHeldUser") for _ in range(2)]
+        refused = cluster.run("sbatch", "--qos=queue", "--wrap=true", user=alice, check=False)
+        assert "QOSMaxSubmitJobPerUserLimit" in refused.stderr, others
+    finally:
+        cluster.sacctmgr("modify", "user", alice.name, "set", "MaxSubmitJobs=-1")
         cluster.clear()
 
 

@@ -110,9 +110,9 @@ def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_q
     manager.max_tasks = 3
     key = world.submit(max_workers=2, max_ps=1)
 
-    def ticks(count: int) -> None:
+    def ticks(count: int, seconds: float = 15.0) -> None:
         for _ in range(count):
-            world.tick(15.0)
+            world.tick(seconds)
             manager.schedule()
             world.beat()
 
@@ -128,6 +128,13 @@ def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_q
     present = {task.id for task in world.tasks(key)}
     assert needed in present
     assert other not in present
+    before = len(manager.submitted)
+    ticks(130, 55.0)
+    # Two hours in which the limit stays full: in each a task of the floor, and another one after ever longer delays.
+    assert len(manager.submitted) - before <= 2 + 5
+    manager.max_tasks = 3
+    ticks(2)
+    assert (world.job(key).state, world.has(key)[0] >= 1) == (JobState.RUNNING, True)
     manager.max_tasks = 2
     ticks(2)
     assert world.has(key) == (1, 1)

@@ -107,7 +107,7 @@ def test_limits_stay_as_they_were_where_slurm_does_not_answer() -> None:
 
     class Silent(Commands):
         def run(self, *argv: str, **options: Any) -> Answer:
-            if argv[-1] in ("partition", "config"):
+            if argv[-1] in ("partition", "config") or argv[0] == "sacctmgr":
                 return Answer(0, "", "")
             answer = answers.pop(0)
             if isinstance(answer, Exception):
@@ -391,3 +391,106 @@ def test_a_limit_of_the_qos_of_a_partition_applies_in_place_of_that_of_the_qos_o
         "Slurm's limit GrpTRES of QOS own (cpu)": ({"2"}, set()),
         "Slurm's limit GrpTRES of QOS own (memory)": ({"1", "2", "21"}, {"21"}),
     }
+
+
+def test_a_qos_with_the_flag_comes_before_that_of_the_partition(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """As ``sacctmgr`` of Slurm 22.05 prints it. Job 1 has the QOS of the partition, 2 one with the flag, 3 another."""
+    slurm.answer("sacctmgr", stdout="normal||\nhigh||\nown|DenyOnLimit,OverPartQOS|\nother|DenyOnLimit|\n")
+    slurm.answer("squeue", rows=[job_row(1, QOS="high"), job_row(2, QOS="own"), job_row(3, QOS="other")])
+    slurm.answer(
+        "scontrol",
+        stdout="QOS=high(3) GrpTRES=cpu=9(3),mem=9(9) Account Limits=No Accounts User Limits=No Users\n"
+        "QOS=own(4) GrpTRES=cpu=4(1) Account Limits=No Accounts User Limits=No Users\n"
+        "QOS=other(5) GrpTRES=cpu=4(1) Account Limits=No Accounts User Limits=No Users\n",
+        **{"--all": {"stdout": PARTITIONS}},
+    )
+    limits = manager_on().listing().growth_limits
+    assert {limit.reason: (limit.anchors, limit.left) for limit in limits} == {
+        "Slurm's limit GrpTRES of QOS high (cpu)": ({"1", "3"}, {"cpu": 6}),
+        "Slurm's limit GrpTRES of QOS high (memory)": ({"1", "2", "3"}, {"memory": 0}),
+        "Slurm's limit GrpTRES of QOS own": ({"2"}, {"cpu": 3}),
+    }
+
+
+def test_a_factor_multiplies_limits_of_associations(slurm: FakeSlurm, manager_on: Managers) -> None:
+    """As in Slurm 22.05: that of the first QOS that has one. 6 CPUs are in use, 2 of them by a task of job 2."""
+    slurm.answer("sacctmgr", stdout="normal||\nhigh||2.000000\ntriple||3.000000\nown|OverPartQOS|3\nhalf||0.25\n")
+    small = {"Account": "ml", "Partition": "small"}
+    slurm.answer(
+        "squeue",
+        rows=[
+            *(job_row(1, **small), job_row(2, **small, QOS="triple"), job_row(3, **small, QOS="half")),
+            *(job_row(4, Account="ml", QOS="triple"), job_row(5, Account="ml", QOS="own")),
+            job_row(11, **small, Comment="dl2:fake.2.9:worker-1", **{"tres-alloc": "cpu=2,mem=1G"}),
+            *(pending(21, Partition="small"), pending(22, Partition="small", QOS="triple")),
+        ],
+    )
+    slurm.answer(
+        "scontrol",
+        stdout=ASSOCIATION.format("ml", "", "", "root(1)", "20(6)", "cpu=9(6)", ""),
+        **{"--all": {"stdout": PARTITIONS}},
+    )
+    limits = manager_on().listing(tasks=[live_task("11", "dl2:fake.2.9:worker-1")]).growth_limits
+    title = "Slurm's limit GrpTRES of account ml"
+    found = {limit.reason: (limit.anchors & set("12345"), limit.left, limit.waiting) for limit in limits}
+    assert found == {
+        "Slurm's limit GrpJobs of account ml": ({"1", "2", "3", "4", "5"}, {"tasks": 14}, {"21", "22"}),
+        f"{title} times 0.25 (LimitFactor) (cpu)": ({"3"}, {"cpu": 0}, set()),
+        f"{title} (cpu)": ({"1", "3"}, {"cpu": 3}, {"21"}),
+        f"{title} times 2 (LimitFactor) (cpu)": ({"1", "3", "4"}, {"cpu": 12}, set()),
+        f"{title} times 3 (LimitFactor) (cpu)": ({"1", "2", "3", "4", "5"}, {"cpu": 21}, {"22"}),
+    }
+
+
+def test_flags_of_qos_stay_as_they_were_where_slurmdbd_does_not_answer(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    slurm.answer("squeue", rows=[job_row(1, Account="ml", QOS="double")])
+    slurm.answer("scontrol", stdout=ASSOCIATION.format("ml", "", "", "root(1)", "N(0)", "cpu=9(6)", ""))
+    slurm.answer("sacctmgr", stdout="double||2\n")
+    manager, left = manager_on(), []
+    for _ in range(100):
+        left += [limit.left["cpu"] for limit in manager.listing().growth_limits]
+        slurm.answer("sacctmgr", status=1, stderr="sacctmgr: error: slurm_persist_conn_open_without_init: failed\n")
+        clock.now += 61
+    assert left == [12] * 100
+    assert len(slurm.calls("sacctmgr")) == 5  # after 0, 10, 20, 40 and 80 minutes
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        (f"GrpSubmitJobs={most}({used})", left)
+        for most, used, left in ((5, 3, 2), (30, 10, 17), (1000, 100, 890), (30, 28, 0))
+    ]
+    + [
+        ("GrpSubmitJobs=N(3) Account Limits= ml={MaxSubmitJobsPA=8(3)} User Limits=No Users", 5),
+        ("Account Limits=No Accounts User Limits= 9={MaxSubmitJobsPU=8(3)}", 5),
+    ],
+)
+def test_limits_on_submitted_jobs_leave_a_tenth_to_users(
+    slurm: FakeSlurm, manager_on: Managers, records: str, left: int
+) -> None:
+    """In use are also a task that runs and one that waits, which are not of the others that use the limit."""
+    comment = "dl2:fake.1.9:worker-{}"
+    own = {"Account": "ml", "QOS": "high"}
+    rows = [job_row(1, **own), *(job_row(10 + each, **own, Comment=comment.format(each)) for each in (1, 2))]
+    rows[2] |= {"State": "PENDING", "NodeList": ""}
+    slurm.answer("squeue", rows=rows)
+    user = ASSOCIATION.format("ml", "alice(9)", "", "", "N(1)", "cpu=N(0)", " MaxSubmitJobs=7(3)")
+    slurm.answer("scontrol", stdout=f"{user}QOS=high(3) {records}\n")
+    tasks = [live_task(str(10 + each), comment.format(each)) for each in (1, 2)]
+    limits = manager_on().listing(tasks=tasks).growth_limits
+    # What is left is besides the tasks that run.
+    found = {limit.reason.removeprefix("Slurm's limit "): limit for limit in limits}
+    # A limit of a QOS on each user or account applies in place of that of the user.
+    of_user = found.pop("MaxSubmitJobs of user alice in account ml", None)
+    assert (of_user is None) == ("MaxSubmitJobsP" in records)
+    assert of_user is None or of_user.left == {"tasks": 5}
+    (limit,) = found.values()
+    assert limit.anchors >= {"1"}
+    assert limit.left["tasks"] == (left + 1 if left else 0)
+    assert limit.waiting == frozenset()
+    assert {name: amount for name, amount in limit.left.items() if name != "tasks"} == (
+        {} if left else {"cpu": 0, "gpu": 0, "memory": 0}
+    )

@@ -1,8 +1,11 @@
-"""Limits of associations and qualities of service on what their running jobs have together, as slurmctld knows them.
+"""Limits of associations and qualities of service on what their jobs have together, as slurmctld knows them.
 
 Of several limits of one kind on a resource, a job's start is held against those of the first of these that has one: the
-QOS of its partition, its own QOS, its associations. So a QOS may allow more than the account of its jobs. (Where a QOS
-has the flag ``OverPartQOS``, which the answer does not show, it comes before that of the partition.)
+QOS of its partition and its own (in the order of ``order_of_qos``), its associations. So a QOS may allow more than the
+account of its jobs.
+
+Limits on the number of jobs that are submitted count those that wait, too. Of these a part is left to jobs that users
+submit themselves.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import Final, TypeAlias
 import structlog
 
 from dl2d.core.backoff_after_failed_starts import doubled
+from dl2d.core.cluster import parse_tag
 from dl2d.core.errors import ResourceManagerError, Unavailable
-from dl2d.core.resource_manager import TASKS, GrowthLimit
+from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.sharing_with_waiting_jobs import handle_for_users
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
+from dl2d_slurm.limits.order_of_qos import KnownOrderOfQos, OrderOfQos
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 
 log = structlog.get_logger(__name__)
@@ -41,22 +45,28 @@ _ANSWER_SECONDS: Final = 10.0
 
 #: User and his id in the record of an association, both empty in that of an account.
 _USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
-_FIELD = re.compile(r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|GrpJobs|GrpTRES|MaxJobs)=(\S*)")
+_FIELD = re.compile(
+    r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|(?:Grp|Max)(?:Submit)?Jobs|GrpTRES)=(\S*)"
+)
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
-_OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxTRES)P([AU])=(\S*)")
+_OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxSubmitJobs|MaxTRES)P([AU])=(\S*)")
 #: What of accounts and QOS Slurm enforces, in its configuration.
 _ENFORCED: Final = re.compile(r"^AccountingStorageEnforce\s*=\s*(\S+)", re.MULTILINE)
-#: A partition, and its QOS.
-_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
 #: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
 _RESOURCES_IN_REASONS: Final = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
 #: Limits of associations in place of which those of a QOS apply, beside those of the same name.
-_REPLACED: Final = {"MaxJobsPerUser": "MaxJobs", "MaxJobsPerAccount": "MaxJobs"}
+_REPLACED: Final = {f"{kind}Per{each}": kind for kind in ("MaxJobs", "MaxSubmitJobs") for each in ("User", "Account")}
+#: What limits count beside resources: jobs that run, and all that have not ended.
+_RUNNING: Final = "jobs"
+_SUBMITTED: Final = "submitted"
+#: Of a limit on submitted jobs, so much stays free of tasks above floors: a tenth of it, and no more than ten jobs.
+_KEPT_FREE: Final = 0.1
+_MAX_KEPT_FREE: Final = 10
 #: The user of jobs, and the options that say with it which limits hold for them.
 _Scope: TypeAlias = tuple[str, AnchorOptions]
 #: The places of limits in Slurm's order.
-_OF_PARTITION_QOS, _OF_QOS, _OF_ASSOCIATION = range(3)
+_OF_FIRST_QOS, _OF_SECOND_QOS, _OF_ASSOCIATION = range(3)
 #: A limit, and how much of it is in use.
 _LIMIT = re.compile(r"(\d{1,15})\((\d{1,15})\)")
 
@@ -69,7 +79,8 @@ class AssociationLimit:
     title: str
     #: ``MaxTRESPerUser``.
     kind: str = ""
-    #: Amounts that may be in use, and that are, by resource; ``jobs`` is the number of running jobs.
+    #: Amounts that may be in use, and that are, by resource; ``jobs`` is the number of running jobs, and ``submitted``
+    #: that of all that have not ended.
     amounts: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, float] = field(default_factory=dict)
     #: It holds for jobs of all that are given here.
@@ -93,14 +104,18 @@ class AssociationLimit:
             and not self.other_partitions.issuperset(partitions)
         )
 
-    def place(self, options: AnchorOptions) -> int:
+    def place(self, options: AnchorOptions, order: OrderOfQos) -> int:
         """Its place in Slurm's order for a job with these options for which it holds; the first place is 0."""
         if not self.qos:
             return _OF_ASSOCIATION
-        return _OF_QOS if self.qos_partitions.isdisjoint(options.partition.split(",")) else _OF_PARTITION_QOS
+        if order.own_is_first(options):
+            return _OF_FIRST_QOS if self.qos == options.qos else _OF_SECOND_QOS
+        return _OF_SECOND_QOS if self.qos_partitions.isdisjoint(options.partition.split(",")) else _OF_FIRST_QOS
 
     def is_reason(self, reason: str, resource: str) -> bool:
         """Whether a job to which it applies may wait for the resource in it, by its reason (``QOSGrpCpuLimit``)."""
+        if resource == _SUBMITTED:
+            return False  # a job that waits has been submitted
         of_each = "user" if self.user else "account" if self.accounts else ""
         if self.qos:
             kind = {"user": "PerUser", "account": "PerAccount"}.get(of_each, "QOSGrp")
@@ -186,7 +201,7 @@ def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
     title += f" and partition {partition}" if partition else ""
     scope = AssociationLimit(title, accounts=frozenset((account,)), user=user, partition=partition)
     # MaxJobs of an account holds for each user, and users' own records repeat it.
-    for name in ("GrpTRES", "GrpJobs", *(("MaxJobs",) if user else ())):
+    for name in ("GrpTRES", "GrpJobs", "GrpSubmitJobs", *(("MaxJobs", "MaxSubmitJobs") if user else ())):
         yield from _limits(name, fields.get(name, ""), scope)
 
 
@@ -195,7 +210,7 @@ def _of_qos(
 ) -> Iterator[AssociationLimit]:
     qos = fields["QOS"].partition("(")[0]
     scope = AssociationLimit(f"QOS {qos}", qos=qos)
-    for name in ("GrpTRES", "GrpJobs"):
+    for name in ("GrpTRES", "GrpJobs", "GrpSubmitJobs"):
         yield from _limits(name, fields.get(name, ""), scope)
     _, _, tail = line.partition(" Account Limits=")
     for whose, limits in _EACH.findall(tail):
@@ -219,7 +234,7 @@ def _limits(name: str, text: str, scope: AssociationLimit) -> Iterator[Associati
     found = {
         resource: (float(match[1]), float(match[2]))
         for kind, _, value in parts
-        if (match := _LIMIT.fullmatch(value)) and (resource := _resource(kind))
+        if (match := _LIMIT.fullmatch(value)) and (resource := _SUBMITTED if "SubmitJobs" in name else _resource(kind))
     }
     if found:
         amounts = {resource: most for resource, (most, _) in found.items()}
@@ -231,7 +246,7 @@ def _resource(kind: str) -> str:
     """dl2d's name of a kind of TRES; "" for kinds that it does not count, ``jobs`` where it is the number of jobs."""
     if kind.startswith("gres/"):
         return kind.removeprefix("gres/").lower()
-    return {"": "jobs", "cpu": "cpu", "mem": "memory"}.get(kind, "")
+    return {"": _RUNNING, "cpu": "cpu", "mem": "memory"}.get(kind, "")
 
 
 class AssociationLimits:
@@ -239,6 +254,8 @@ class AssociationLimits:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
+        self._order_of_qos = KnownOrderOfQos(commands)
+        self._order = OrderOfQos()
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
         self._asked = -math.inf
@@ -263,7 +280,7 @@ class AssociationLimits:
         waiting: dict[tuple[str, AnchorOptions, str], list[str]] = defaultdict(list)
         for each in jobs.waiting_for_limits:
             waiting[each.claim.user, limit_scope(each.options), each.limit_reason].append(handle_for_users(each))
-        order = _Order(self._limits)
+        applicable = _ApplicableLimits(self._limits, self._order)
         found: list[GrowthLimit] = []
         #: Jobs whose reason is one of these limits: in these alone elastic jobs can make room.
         by_reason: set[str] = set()
@@ -275,23 +292,28 @@ class AssociationLimits:
                 held = anchors.held(limit)
                 changes = [more for (of, scope), more in changed.items() if limit.holds_for(scope, of)]
                 waits = [key for key in waiting if limit.holds_for(key[1], key[0])]
-                #: What it leaves, by those to whom it applies and those who wait for it.
-                parts: dict[tuple[tuple[_Scope, ...], frozenset[str]], dict[str, float]] = defaultdict(dict)
+                #: What it leaves, by those to whom it applies, those who wait for it, and by what it is multiplied.
+                parts: dict[tuple[tuple[_Scope, ...], frozenset[str], float], dict[str, float]] = defaultdict(dict)
                 for name, most in limit.amounts.items():
-                    if not (limited := tuple(key for key in members if order.applies(limit, name, key))):
-                        continue
+                    factors = {key: applicable.factor(limit, name, key) for key in members}
                     used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
-                    amount = max(0.0, most - used - held.get(name, 0.0))
-                    handles: set[str] = set()
-                    for of, scope, reason in waits:
-                        if order.applies(limit, name, (of, scope)):
-                            handles.update(waiting[of, scope, reason])
-                            by_reason.update(waiting[of, scope, reason] if limit.is_reason(reason, name) else ())
-                    if name == "jobs":
-                        parts[limited, frozenset(handles)] = dict.fromkeys(() if amount else resources, 0.0)
-                    parts[limited, frozenset(handles)][TASKS if name == "jobs" else name] = amount
-                for (limited, waiting_for_part), left in parts.items():
-                    title = f"Slurm's limit {limit.title}" + (f" ({', '.join(left)})" if len(parts) > 1 else "")
+                    for factor in sorted({each for each in factors.values() if each is not None}):
+                        # What those with a smaller factor hold counts in the larger limit, too.
+                        limited = tuple(key for key, each in factors.items() if each is not None and each <= factor)
+                        amount = max(0.0, _most(name, most, factor) - used - held.get(name, 0.0))
+                        handles: set[str] = set()
+                        for of, scope, reason in waits:
+                            if applicable.factor(limit, name, (of, scope)) == factor:
+                                handles.update(waiting[of, scope, reason])
+                                by_reason.update(waiting[of, scope, reason] if limit.is_reason(reason, name) else ())
+                        part = limited, frozenset(handles), factor
+                        if name in (_RUNNING, _SUBMITTED):
+                            parts[part] = dict.fromkeys(() if amount else resources, 0.0)
+                        parts[part][TASKS if name in (_RUNNING, _SUBMITTED) else name] = amount
+                for (limited, waiting_for_part, factor), left in parts.items():
+                    title = f"Slurm's limit {limit.title}"
+                    title += f" times {factor:g} (LimitFactor)" if factor != 1 else ""
+                    title += f" ({', '.join(left)})" if len(parts) > 1 else ""
                     of_these = anchors.handles(anchor for key in limited for anchor in members[key])
                     found.append(GrowthLimit(of_these, left, title, waiting=waiting_for_part))
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
@@ -324,16 +346,16 @@ class AssociationLimits:
     def _ask(self, anchors: _Anchors, jobs: Jobs, now: float) -> None:
         """Ask for the limits, which stay as they were where Slurm does not tell.
 
-        Where a QOS has any, the partitions of which it is the QOS are asked for, too. Slurm keeps limits that it does
-        not enforce: without ``limits`` in AccountingStorageEnforce there are none.
+        Slurm keeps limits that it does not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
-            found = parse_limits(self._answer(*_ASK), anchors.users)
+            found, order = parse_limits(self._answer(*_ASK), anchors.users), self._order
             if found and (enforced := _ENFORCED.search(self._answer("scontrol", "show", "config"))) is not None:
                 found = found if {"limits", "safe", "all"}.intersection(enforced[1].split(",")) else ()
-            if any(limit.qos for limit in found):
+            if found:
+                order = self._order_of_qos.at(now, for_limits=any(limit.qos for limit in found))
                 of_qos: defaultdict[str, set[str]] = defaultdict(set)
-                for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)):
+                for name, qos in order.of_partitions.items():
                     of_qos[qos].add(name)
                 found = tuple(replace(limit, qos_partitions=frozenset(of_qos[limit.qos])) for limit in found)
         except ResourceManagerError as error:
@@ -344,9 +366,11 @@ class AssociationLimits:
         for limit in found:
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
             held = anchors.held(limit)
+            held[_SUBMITTED] += anchors.waiting_tasks(limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._failures, self._answered_at, self._others = limits, 0, now, jobs.others
+        self._limits, self._order, self._failures = limits, order, 0
+        self._answered_at, self._others = now, jobs.others
 
     def _answer(self, *argv: str) -> str:
         answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
@@ -355,16 +379,27 @@ class AssociationLimits:
         return answer.stdout
 
 
-class _Order:
+def _most(resource: str, most: float, factor: float) -> float:
+    """How much of a resource elastic jobs and others together may have in a limit."""
+    if resource == _SUBMITTED:
+        return most - min(most * _KEPT_FREE // 1, _MAX_KEPT_FREE)
+    return most * factor // 1
+
+
+class _ApplicableLimits:
     """Which limits apply to jobs."""
 
-    def __init__(self, limits: Mapping[str, Sequence[AssociationLimit]]) -> None:
+    def __init__(self, limits: Mapping[str, Sequence[AssociationLimit]], order: OrderOfQos) -> None:
+        self._order = order
         self._of_qos = {user: [limit for limit in each if limit.qos] for user, each in limits.items()}
         #: The first places of limits of QOS, by their names and the resource, for jobs.
         self._first: dict[_Scope, dict[tuple[str, str], int]] = {}
 
-    def applies(self, limit: AssociationLimit, resource: str, key: _Scope) -> bool:
-        """Whether a limit that holds for jobs is the one of its kind on the resource that Slurm applies to them."""
+    def factor(self, limit: AssociationLimit, resource: str, key: _Scope) -> float | None:
+        """By what a limit that holds for jobs is multiplied for them; None if it does not apply to them.
+
+        Of the limits of its kind on the resource, Slurm applies the first.
+        """
         user, options = key
         if key not in self._first:
             first = self._first[key] = {}
@@ -373,8 +408,10 @@ class _Order:
                     for kind in (other.kind, _REPLACED.get(other.kind, "")):
                         for name in other.amounts:
                             place = first.get((kind, name), _OF_ASSOCIATION)
-                            first[kind, name] = min(place, other.place(options))
-        return limit.place(options) <= self._first[key].get((limit.kind, resource), _OF_ASSOCIATION)
+                            first[kind, name] = min(place, other.place(options, self._order))
+        if limit.place(options, self._order) > self._first[key].get((limit.kind, resource), _OF_ASSOCIATION):
+            return None
+        return self._order.factor(options) if limit.kind == "GrpTRES" and not limit.qos else 1.0
 
 
 class _Anchors:
@@ -393,6 +430,11 @@ class _Anchors:
         self._tasks: defaultdict[str, list[tuple[str, str, Resources]]] = defaultdict(list)
         for anchor, partition, room in jobs.tasks:
             self._tasks[anchor].append((jobs.options.get(anchor, NO_OPTIONS).qos, partition, room))
+        #: The partitions of the tasks of each anchor that wait.
+        self._waiting: defaultdict[str, list[str]] = defaultdict(list)
+        for job in jobs.jobs:
+            if job.state is RmJobState.PENDING and (tag := parse_tag(job.tag)) is not None:
+                self._waiting[tag[0].id].append(jobs.options.get(job.shown_id, NO_OPTIONS).partition)
 
     @property
     def users(self) -> Collection[str]:
@@ -418,4 +460,14 @@ class _Anchors:
         ids = (anchor for each in self.of(limit).values() for anchor in each)
         tasks = (task for anchor in ids if anchor in self._tasks for task in self._tasks[anchor])
         rooms = [room for qos, partition, room in tasks if limit.counts(qos, partition)]
-        return {**Resources.total(rooms).as_dict(), "jobs": float(len(rooms))}
+        number = float(len(rooms))
+        return {**Resources.total(rooms).as_dict(), _RUNNING: number, _SUBMITTED: number}
+
+    def waiting_tasks(self, limit: AssociationLimit) -> int:
+        """The number of tasks of anchors that wait and count for a limit."""
+        return sum(
+            any(limit.counts(scope.qos, partition) for partition in names.split(","))
+            for (_, scope), ids in self.of(limit).items()
+            for anchor in ids
+            for names in self._waiting.get(anchor, ())
+        )

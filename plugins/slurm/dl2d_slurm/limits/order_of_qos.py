@@ -1,0 +1,103 @@
+"""The order in which the limits of a job's QOS and its partition's apply, and factors of limits of associations.
+
+The QOS of the partition comes first, except where the job's own has the flag ``OverPartQOS``. The first of them with a
+``LimitFactor`` multiplies the limits on resources (``GrpTRES``) of the job's associations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+import structlog
+
+from dl2d.core.backoff_after_failed_starts import doubled
+from dl2d.core.errors import ResourceManagerError
+from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
+from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.submission.sbatch_options import AnchorOptions
+
+log = structlog.get_logger(__name__)
+
+#: Of what ``scontrol show assoc_mgr`` leaves out, slurmdbd alone tells. Each line is ``name|flag,flag|factor``.
+_SHOW_QOS: Final = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,flags,limitfactor")
+#: How often slurmdbd is asked; after each failure in a row half as often, down to once in the second time.
+_ASK_SECONDS: Final = 600.0
+_MAX_ASK_SECONDS: Final = 3600.0
+#: How long a listing waits for an answer.
+_ANSWER_SECONDS: Final = 10.0
+#: A partition, and its QOS.
+_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
+_NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOfQos:
+    """What Slurm's order follows from."""
+
+    #: Names of the QOS that come before that of the partition.
+    first: frozenset[str] = frozenset()
+    factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    #: The QOS of each partition that has one.
+    of_partitions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def own_is_first(self, options: AnchorOptions) -> bool:
+        """Whether the QOS of a job with these options comes before that of its partition."""
+        return options.qos in self.first
+
+    def factor(self, options: AnchorOptions) -> float:
+        """By what the limits on resources of the associations of a job with these options are multiplied."""
+        if not self.factors:
+            return 1.0
+        names = [self.of_partitions.get(partition, "") for partition in options.partition.split(",")]
+        names.insert(0 if self.own_is_first(options) else len(names), options.qos)
+        return next((self.factors[name] for name in names if name in self.factors), 1.0)
+
+
+class KnownOrderOfQos:
+    """The order as Slurm told it last."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._order = OrderOfQos()
+        self._asked = -math.inf
+        self._failures = 0
+
+    def at(self, now: float, *, for_limits: bool) -> OrderOfQos:
+        """The order; ``for_limits``: whether any QOS has limits.
+
+        Raises
+        ------
+        ResourceManagerError
+            slurmctld did not tell the QOS of partitions.
+        """
+        if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
+            self._asked = now
+            self._ask_of_all()
+        if not (for_limits or self._order.factors):
+            return self._order
+        of_partitions = {name: qos for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)) if qos != "N/A"}
+        return replace(self._order, of_partitions=of_partitions)
+
+    def _ask_of_all(self) -> None:
+        """If slurmdbd does not tell, flags and factors stay as they were."""
+        try:
+            answer = self._answer(*_SHOW_QOS)
+        except ResourceManagerError as error:
+            self._failures += 1
+            log.warning("OverPartQOS and LimitFactor of QOS stay as they were known", error=str(error))
+            return
+        records = [parts for line in answer.splitlines() if len(parts := line.split("|")) == 3]
+        first = frozenset(name for name, flags, _ in records if "OverPartQOS" in flags.split(","))
+        factors = {name: float(text) for name, _, text in records if _NUMBER.fullmatch(text) and float(text) > 0}
+        self._order, self._failures = OrderOfQos(first, factors), 0
+
+    def _answer(self, *argv: str) -> str:
+        answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
+        if answer.status != 0:
+            raise failure(f"{' '.join(argv)} failed", answer)
+        return answer.stdout
