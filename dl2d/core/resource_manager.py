@@ -91,6 +91,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     demand: Resources
     #: It shares its nodes with no other job.
     whole: bool = False
+    #: It gets all memory of its nodes, however much that is.
+    all_memory: bool = False
     #: Nodes that it may use; None for all.
     eligible: frozenset[str] | None = None
     #: Nodes on which it runs in any case. A node that is kept free for a standing claim without such nodes counts for

@@ -68,7 +68,7 @@ class NodeSearch:
         ranked = self._ranked(eligible, share, claim, previous, failed_nodes)
         if len(ranked) < count:
             return SearchResult(None)
-        chosen, leaving = self._vacate_first(count, ranked, share, moves)
+        chosen, leaving = self._vacate_first(count, ranked, share, claim, moves)
         if len(chosen) < count or not claim.required <= chosen.keys():
             self.undo_last()
             return SearchResult(None, moves.failed_nodes, moves.is_cut_short)
@@ -88,7 +88,7 @@ class NodeSearch:
         ranked = self._ranked(eligible, None, claim, previous) if kept < claim.nodes else []
         if only_free:
             ranked = [name for name in ranked if not self._room.tasks_on[name]]
-        chosen, leaving = self._vacate_first(claim.nodes - kept, ranked, None, moves)
+        chosen, leaving = self._vacate_first(claim.nodes - kept, ranked, None, claim, moves)
         if not claim.required:
             self._kept_free |= chosen.keys()
         return _claimed_nodes(claim, chosen, leaving)
@@ -102,11 +102,12 @@ class NodeSearch:
         for name in claim.planned:
             if name in room.capacity and self._failed_planned < MAX_FAILED_PLANNED_NODES:
                 others = room.ignore_jobs_of_others(name)
-                left = moves.vacate(name, share, claim.planned)
+                own = self._share_of_node(name, share, claim)
+                left = moves.vacate(name, own, claim.planned)
                 if left is None:
-                    self._failed_planned += room.leavers(name, share, claim) is not None
+                    self._failed_planned += room.leavers(name, own, claim) is not None
                 else:
-                    chosen[name] = room.capacity[name] if share is None else share
+                    chosen[name] = room.capacity[name] if own is None else own
                     leaving += left
                 room.use(name, others)
         return _claimed_nodes(claim, chosen, leaving)
@@ -123,7 +124,8 @@ class NodeSearch:
             if node not in self._room.capacity:
                 continue
             free = free_now.get(node, NO_RESOURCES).minimum(self._room.free(node))
-            held = free if claim.whole else free.minimum(share)
+            own = None if claim.whole else self._share_of_node(node, share, claim)
+            held = free if own is None else free.minimum(own)
             if held.thousandths:
                 found[node] = held
                 self._room.hold_for_later(node, held)
@@ -136,7 +138,7 @@ class NodeSearch:
         """The nodes that can give a share (None: all of a node) to a claim, in the order of ``find``."""
         ranked = []
         for name in names:
-            leavers = self._room.leavers(name, share, claim)
+            leavers = self._room.leavers(name, self._share_of_node(name, share, claim), claim)
             if leavers is not None:
                 order = (
                     name not in claim.required, name not in claim.planned,
@@ -148,7 +150,7 @@ class NodeSearch:
         return [name for _, name in sorted(ranked)]
 
     def _vacate_first(
-        self, count: int, names: Iterable[str], share: Resources | None, moves: MovesOffNodes
+        self, count: int, names: Iterable[str], share: Resources | None, claim: Claim, moves: MovesOffNodes
     ) -> tuple[dict[str, Resources], list[Task]]:
         """Vacate the first nodes that can be, at most ``count``: the room on each, and the tasks that leave them."""
         chosen: dict[str, Resources] = {}
@@ -156,11 +158,18 @@ class NodeSearch:
         for name in names:
             if len(chosen) == count:
                 break
-            left = moves.vacate(name, share, chosen)
+            own = self._share_of_node(name, share, claim)
+            left = moves.vacate(name, own, chosen)
             if left is not None:
-                chosen[name] = self._room.capacity[name] if share is None else share
+                chosen[name] = self._room.capacity[name] if own is None else own
                 leaving += left
         return chosen, leaving
+
+    def _share_of_node(self, name: str, share: Resources | None, claim: Claim) -> Resources | None:
+        """What of a node a claim takes whose share, besides memory that it gets all, is this; None for all of it."""
+        if share is None or not claim.all_memory:
+            return share
+        return share.maximum(Resources.of(memory=self._room.capacity[name].get("memory")))
 
     def _vacate_reserved(self, claim: Claim, members: Collection[str], moves: MovesOffNodes) -> ClaimedNodes:
         """Let the tasks of jobs that are not ``members`` leave the nodes of a reservation, as far as floors allow."""

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tick.world import GivesNothing, World
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
@@ -81,6 +81,23 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
     world.tick(world.slot_seconds)
     world.settle()
     assert world.has(job) == (8, 8)
+
+
+@pytest.mark.parametrize("planned", [(), ("n2",)])
+def test_a_job_that_gets_all_memory_of_its_node_gets_that_of_the_node_that_is_chosen(planned: tuple[str, ...]) -> None:
+    nodes = [Node(f"n{number}", Resources.of(cpu=4, memory=4000 * number)) for number in (1, 2)]
+    with closing(World(url="", cluster_nodes=nodes)) as world:
+        job = world.settled(max_workers=7, max_ps=1, worker=Resources.of(cpu=1, memory=10), ps=Resources.of(cpu=0.1))
+        assert world.has(job) == (7, 1)
+        eligible = frozenset({"n2"}) if planned else None
+        world.manager.claims.append(
+            claim(nodes=1, whole=False, demand=Resources.of(cpu=1), all_memory=True, eligible=eligible, planned=planned)
+        )
+        ((node, room),) = [(each.nodes, each.room) for each in five_ticks(world).snapshot.claims]
+        (taken,) = [each for each in nodes if (each.name,) == node]
+        assert room == (Resources.of(cpu=1, memory=taken.capacity.get("memory")),)
+        assert not any(task.role is Role.WORKER and task.node == taken.name for task in world.tasks(job))
+        assert world.has(job).workers >= 3
 
 
 def test_only_jobs_of_lower_priority_yield_unless_the_site_says_otherwise(world: World) -> None:

@@ -33,6 +33,7 @@ from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_te
 from dl2d_slurm.commands.commands import Commands, TokenBucket, command_environment, configured, failure
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
+from dl2d_slurm.jobs.jobs_with_all_memory import JobsWithAllMemory
 from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
     WaitingJob,
     claims,
@@ -136,6 +137,7 @@ class SlurmManager:
         self._partitions: Mapping[str, Partition] = {}
         #: Of jobs with tasks, and of waiting jobs.
         self._excluded = ExcludedNodes(self._commands)
+        self._with_all_memory = JobsWithAllMemory(self._commands)
         self._site_options = site_options(settings.sbatch_options)
         #: Maximum time limit of task jobs by the settings; None for any.
         minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
@@ -212,6 +214,7 @@ class SlurmManager:
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
+        with_all_memory = self._with_all_memory.among(waiting, set(self._capacities.values())) if anchors else ()
         limits = tuple(self._limits.growth_limits(jobs, resources, now)) if anchors else ()
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
@@ -226,7 +229,7 @@ class SlurmManager:
                 *limits,
             ),
             claims=(
-                *claims([self._with_excluded(job) for job in waiting], eligibility.of),
+                *claims([self._with_excluded(job) for job in waiting], eligibility.of, with_all_memory),
                 *reservation_claims(reservations, anchors, now),
                 *standing_claims(nodes.partitions, sharing),
             ),

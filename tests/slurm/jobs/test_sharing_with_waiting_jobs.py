@@ -282,3 +282,33 @@ def test_of_jobs_with_a_tag_only_tasks_of_the_store_count_in_a_share(slurm: Fake
 def test_a_bad_rule_is_named(manager_on: Managers, rule: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         manager_on(sharing=[rule])
+
+
+def test_a_job_that_gets_all_memory_of_its_nodes_is_told_from_one_that_asks_for_as_much(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    """As in Slurm 22.05 without DefMemPerCPU: of a job without ``--mem``, squeue shows the memory of one node."""
+    slurm.answer("sinfo", rows=[node_row("n1"), node_row("n2", Memory="8000")])
+    memory = {"tres-alloc": "cpu=4,mem=8000M,node=2,billing=4"}
+    rows = [
+        pending(811, MinMemory="0", **memory),
+        pending(812, MinMemory="4000M", **memory),
+        pending(813, MinMemory="3000M"),
+        pending(814, MinMemory="0", NumNodes=1, **memory),
+    ]
+    slurm.answer("squeue", rows=[job_row(1), *rows])
+    manager = manager_on(poll_floor_seconds=0)
+    for _ in range(2):
+        found = {claim.handle: (claim.all_memory, claim.demand.get("memory")) for claim in manager.listing().claims}
+        assert found == {"811": (True, 0), "812": (False, 8000), "813": (False, 2048), "814": (True, 0)}
+    asked = [call.argv for call in slurm.calls("squeue") if "MinMemory" in call.argv[-1]]
+    assert [argv[-2] for argv in asked] == ["--jobs=811,812,814"]
+    assert all(claim.demand.get("cpu") == 4 for claim in manager.listing().claims)
+
+
+@pytest.mark.parametrize(("running", "memory"), [("cpu=1,node=1", 0), ("cpu=1,mem=1M,node=1", 2048), (None, 2048)])
+def test_a_claim_asks_for_memory_where_slurm_counts_it(claims_of, running: str | None, memory: int) -> None:
+    """With ``SelectTypeParameters=CR_Core`` of Slurm 22.05, only jobs that wait have memory."""
+    rows = [] if running is None else [job_row(1, **{"tres-alloc": running})]
+    (claim,) = claims_of(*rows, pending(812))
+    assert claim.demand == Resources.of(cpu=4, memory=memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -167,20 +167,30 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
 
 
 def claims(
-    waiting: Iterable[WaitingJob], eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None]
+    waiting: Iterable[WaitingJob],
+    eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None],
+    with_all_memory: Collection[str] = (),
 ) -> tuple[Claim, ...]:
     """The claims of jobs with their nodes.
 
-    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all.
+    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all. Jobs that are given
+    all memory of their nodes, by handle, demand none beside.
     """
     eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
     return tuple(
         replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
             required=frozenset(hosts(job.required)), planned=hosts(job.planned),
+            all_memory=(all_memory := job.claim.handle in with_all_memory),
+            demand=without_memory(job.claim.demand) if all_memory else job.claim.demand,
         )
         for job, found in eligible
     )  # fmt: skip
+
+
+def without_memory(demand: Resources) -> Resources:
+    """A demand on all but memory."""
+    return demand.minus(Resources.of(memory=demand.get("memory")))
 
 
 def handle_for_users(job: WaitingJob) -> str:

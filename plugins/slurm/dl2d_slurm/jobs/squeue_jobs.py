@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections import Counter, defaultdict
@@ -35,6 +36,7 @@ from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
     priority,
     sharing_rule,
     waiting_job,
+    without_memory,
 )
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
 from dl2d_slurm.settings import SharingRule, SlurmStaticJobRule
@@ -241,11 +243,21 @@ def _held_by_others(
 
 
 def _waiting(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
-    """Jobs that wait for room, by JobID and JobArrayID: waiting tasks of an array share a JobID."""
+    """Jobs that wait for room, by JobID and JobArrayID: waiting tasks of an array share a JobID.
+
+    Where Slurm does not count memory (``SelectTypeParameters=CR_Core``), jobs that run hold none in ``tres-alloc``, and
+    what a job asks for does not keep it from starting.
+    """
+    listed = list(listed)
+    running = [each.record["tres-alloc"] for each in listed if each.job.state is RmJobState.RUNNING]
+    memory_counts = not running or any("mem=" in allocated for allocated in running)
     waiting: dict[tuple[str, str], WaitingJob] = {}
     for each in listed:
         if each.job.state is RmJobState.PENDING:
-            found = waiting_job(each.record, _allocated_or_requested(each.record), each.job.shown_id)
+            demand = _allocated_or_requested(each.record)
+            found = waiting_job(each.record, demand, each.job.shown_id)
+            if found is not None and not memory_counts and not found.limit_reason:
+                found = dataclasses.replace(found, claim=replace(found.claim, demand=without_memory(demand)))
             if found is not None:
                 waiting[each.job.handle, each.record["JobArrayID"]] = found
     return waiting
