@@ -60,7 +60,7 @@ from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
-from dl2d_slurm.registration.configuration_advice import partition_advice, priorities_advice
+from dl2d_slurm.registration.configuration_advice import limits_advice, partition_advice, priorities_advice
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.sbatch_options import options_of_script, refuse_options, remarks
 from dl2d_slurm.submission.submission_backends import chosen_backend
@@ -339,6 +339,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                         yield Finding("slurm priorities", True, advice, warning=True)
                     if asked and (advice := partition_advice(parsed, os.environ)):
                         yield Finding("slurm partitions", True, advice, warning=True)
+                    if asked and (advice := limits_advice(parsed, os.environ)):
+                        yield Finding("slurm limits", True, advice, warning=True)
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")

@@ -324,6 +324,41 @@ def test_partitions_that_give_each_node_to_one_user(
     assert said.startswith("ExclusiveUser=YES in gpu: ") is warns
 
 
+#: As Slurm 22.05 prints records, without the fields that do not matter.
+LIMITS = """\
+ClusterName=lab Account=lab UserName= Partition= GrpWall=N(0.00) GrpTRES=cpu=2(0),mem=N(0),node=4(1) \
+GrpTRESMins=cpu=N(0),gres/gpu=900(3) GrpTRESRunMins=cpu=N(0),mem=N(0),node=N(0) MaxJobs=
+ClusterName=lab Account=lab UserName=ann(7) Partition= GrpTRES=cpu=2(0),node=N(4) GrpTRESMins=cpu=N(9) MaxJobs=7(2)
+QOS=long(9) GrpWall=600.00(1.00) GrpTRES=cpu=N(1),node=N(1) GrpTRESMins=cpu=N(0) GrpTRESRunMins=cpu=50(10),mem=N(0) \
+Account Limits= lab={MaxJobsPA=N(1) MaxTRESPA=cpu=4(1),node=N(1)} User Limits= 7={MaxJobsPU=N(1) MaxTRESPU=node=1(1)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("enforced", "records", "warns"),
+    [
+        ("associations,limits,qos", LIMITS, True),
+        ("associations,qos", LIMITS, False),
+        ("associations,limits,qos", LIMITS.splitlines()[1], False),
+        ("none", "", False),
+    ],
+)
+def test_limits_that_dl2d_does_not_ask_for(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enforced: str, records: str, warns: bool
+):
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.answer("sinfo", rows=[node_row("n1")], **{"--version": {"stdout": "slurm 26.05.5\n"}})
+    values = f"AccountingStorageEnforce = {enforced}\nClusterName = fake\nMinJobAge = 300 sec\n"
+    slurm.answer("scontrol", stdout=values, **{"--oneliner": {"stdout": records}})
+    (tmp_path / "bin" / "munge").symlink_to("unmunge")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    manager = {"name": "slurm", "slurm": {"backend": "command"}}
+    said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm limits", "")
+    whole = "GrpTRES=node of account lab, GrpTRESMins of account lab, GrpWall of QOS long"
+    assert said.startswith(f"Slurm has limits of nodes or minutes ({whole}") is warns
+    assert bool(said) is warns
+
+
 @pytest.fixture
 def address_file() -> Iterator[Path]:
     """In a folder that everybody may enter."""

@@ -33,7 +33,7 @@ from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 log = structlog.get_logger(__name__)
 
 #: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
-_ASK: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
+ASK_LIMITS: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 #: At sites with thousands of users the answer has megabytes.
 _ASK_SECONDS: Final = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
@@ -161,6 +161,12 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
         if line.startswith("QOS="):
             found += _of_qos(_fields(line), line, users, wanted)
     return tuple(found)
+
+
+def enforces_limits(configuration: str) -> bool:
+    """Whether Slurm enforces limits, by the answer of ``scontrol show config``."""
+    enforced = _ENFORCED.search(configuration)
+    return enforced is None or not {"limits", "safe", "all"}.isdisjoint(enforced[1].split(","))
 
 
 def _fields(line: str) -> dict[str, str]:
@@ -349,9 +355,9 @@ class AssociationLimits:
         Slurm keeps limits that it does not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
-            found, order = parse_limits(self._answer(*_ASK), anchors.users), self._order
-            if found and (enforced := _ENFORCED.search(self._answer("scontrol", "show", "config"))) is not None:
-                found = found if {"limits", "safe", "all"}.intersection(enforced[1].split(",")) else ()
+            found, order = parse_limits(self._answer(*ASK_LIMITS), anchors.users), self._order
+            if found and not enforces_limits(self._answer("scontrol", "show", "config")):
+                found = ()
             if found:
                 order = self._order_of_qos.at(now, for_limits=any(limit.qos for limit in found))
                 of_qos: defaultdict[str, set[str]] = defaultdict(set)
