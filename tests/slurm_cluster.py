@@ -102,6 +102,8 @@ class SlurmCluster:
         Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
     gpu_types
         Types of GPUs, of which the nodes have one each, by turns; none if empty.
+    memories
+        Memory of each node, where they differ.
     extra
         Further lines for slurm.conf.
     cgroups
@@ -120,6 +122,7 @@ class SlurmCluster:
         memory: int = 4000,
         gpus: int = 2,
         gpu_types: Sequence[str] = (),
+        memories: Sequence[int] = (),
         extra: str = "",
         cgroups: bool = False,
         slurmrestd: bool = False,
@@ -128,7 +131,7 @@ class SlurmCluster:
         self.nodes = tuple(f"{prefix}{number}" for number in range(1, nodes + 1))
         self.cgroups = cgroups
         self.cpus = cpus
-        self.memory = memory
+        self.memories = memories or (memory,) * nodes
         self.gpus = gpus
         self.gpu_types = [gpu_types[at % len(gpu_types)] if gpu_types else "" for at in range(nodes)]
         self.extra = extra
@@ -434,8 +437,8 @@ class SlurmCluster:
         ]
         node_lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
-            f"RealMemory={self.memory} {own} State=UNKNOWN"
-            for node, port, own in zip(self.nodes, ports, gres, strict=True)
+            f"RealMemory={memory} {own} State=UNKNOWN"
+            for node, port, memory, own in zip(self.nodes, ports, self.memories, gres, strict=True)
         ]
         lines = [
             f"ClusterName={self.name}",

@@ -470,6 +470,41 @@ def test_a_job_that_waits_for_all_memory_of_its_node_claims_it(real: Real, manag
     real.cluster.wait_until(lambda: real.cluster.job_state(job) == "RUNNING", "it starts")
 
 
+def test_memory_of_waiting_jobs_where_nodes_differ() -> None:
+    """Without a default, a job that asks for no memory gets all of its node, whichever that is."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with (
+        SlurmCluster(nodes=2, gpus=0, memories=(4000, 8000), extra="DefMemPerCPU=0") as cluster,
+        closing(manager_of(cluster)) as manager,
+    ):
+        bob = cluster.add_user("bob")
+        held = [cluster.submit_as(bob, ANCHOR, f"--nodelist={node}", "--mem=2500") for node in cluster.nodes]
+        cluster.wait_until(lambda: {cluster.job_state(job) for job in held} == {"RUNNING"}, "both run")
+        waiting = [cluster.submit_as(bob, ANCHOR, *options) for options in ([], ["--mem=4000", "--nodelist=n1"])]
+        cluster.wait_until(lambda: len(manager.listing().claims) == 2, "both wait for room")
+        assert {claim.handle: (claim.all_memory, claim.demand.as_dict()) for claim in manager.listing().claims} == {
+            waiting[0]: (True, {"cpu": 1}),
+            waiting[1]: (False, {"cpu": 1, "memory": 4000}),
+        }
+
+
+def test_jobs_wait_for_no_memory_where_slurm_does_not_count_it() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with (
+        SlurmCluster(nodes=1, gpus=0, extra="SelectTypeParameters=CR_Core") as cluster,
+        closing(manager_of(cluster)) as manager,
+    ):
+        bob = cluster.add_user("bob")
+        running = [cluster.submit_as(bob, ANCHOR, "--mem=3000", "--cpus-per-task=3") for _ in range(2)]
+        cluster.wait_until(lambda: {cluster.job_state(job) for job in running} == {"RUNNING"}, "both run")
+        cluster.submit_as(bob, ANCHOR, "--mem=3000", "--cpus-per-task=3")
+        cluster.wait_until(lambda: manager.listing().claims, "it waits for room")
+        (claim,) = manager.listing().claims
+        assert claim.demand == Resources.of(cpu=3)
+
+
 def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:
     tag = task_tag(JOB, "worker-1")
     comment = f"|1|2\n3|RUNNING|\n{tag}|é%A" + "y" * 300
