@@ -108,6 +108,7 @@ SAYS: Mapping[str, list[Listed]] = {
     "done": once(record(RmJobState.DONE)),
     "failed": once(record(RmJobState.FAILED)),
     "cancelled": once(record(RmJobState.CANCELLED)),
+    "preempted": once(record(RmJobState.PREEMPTED)),
     "lost": once(record(RmJobState.LOST)),
     "failed, in an incomplete listing": once(record(RmJobState.FAILED), incomplete=True),
     # Its identity
@@ -244,6 +245,7 @@ ending                                 | granted   | granted   | .        | .   
 done                                   | released  | released  | released | released | released | released | released
 failed                                 | failed    | failed    | failed   | failed   | released | released | failed
 cancelled                              | failed    | failed    | failed   | failed   | released | released | failed
+preempted                              | failed    | failed    | failed   | failed   | released | released | failed
 lost                                   | failed    | failed    | failed   | failed   | released | released | failed
 failed, in an incomplete listing       | failed    | failed    | failed   | failed   | released | released | failed
 doubled                                | granted   | granted   | .        | .        | .!       | .!       | .
@@ -275,6 +277,7 @@ ending                                 | .         | .         | .        | .!  
 done                                   | failed    | finished  | .        | .         | finished
 failed                                 | failed    | failed    | .        | .         | failed
 cancelled                              | cancelled | cancelled | .        | .         | cancelled
+preempted                              | cancelled | cancelled | .        | .         | cancelled
 lost                                   | lost      | lost      | .        | .         | lost
 doubled                                | .         | .         | .        | .!        | .
 an older failed one with its id        | .         | .         | .        | .         | .
