@@ -1,10 +1,9 @@
-"""What ``dl2d check`` advises on Slurm's configuration: priorities, partitions that give nodes to a user, limits."""
+"""What ``dl2d check`` advises on Slurm's configuration: priorities, and partitions that give nodes to a user."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from dl2d.core.error_wording import some_of
@@ -13,18 +12,10 @@ from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
 from dl2d_slurm.registration.authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 _PRIORITY_BASIC: Final = "priority/basic"
-#: Limits that are set and that dl2d does not ask for: of nodes, and of minutes.
-_NOT_ASKED_FOR: Final = re.compile(
-    r"(?<=[\s{])(?:(?P<of_nodes>GrpTRES|MaxTRESP[UA])=(?:[^\s}]*,)?node=\d"
-    r"|(?P<of_minutes>GrpTRESMins|GrpTRESRunMins)=(?:[^\s}]*,)?[^\s,=}]+=\d|(?P<of_time>GrpWall)=\d)"
-)
-#: Whose record a line is: a QOS, or an account with or without a user.
-_RECORD: Final = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=([^\s(]*))")
 
 
 def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
@@ -62,32 +53,6 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str
         f"ExclusiveUser=YES in {some_of(found)}: elastic jobs make no room there for those of other users, "
         "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO"
     )
-
-
-def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised where Slurm enforces limits that dl2d does not ask for; as above."""
-    commands = _commands(settings, environ)
-    try:
-        answer = commands.run(*ASK_LIMITS)
-        found = list(dict.fromkeys(_not_asked_for(answer.stdout)))
-        if answer.status != 0 or not found or not enforces_limits(commands.run("scontrol", "show", "config").stdout):
-            return ""
-    except ResourceManagerError:
-        return ""
-    return (
-        f"Slurm has limits of nodes or minutes ({some_of(found)}): dl2d does not ask for these, and elastic jobs stop "
-        "growing only when one of their tasks waits for one"
-    )
-
-
-def _not_asked_for(text: str) -> Iterator[str]:
-    for line in text.split("\n"):
-        record = _RECORD.match(line)
-        for match in _NOT_ASKED_FOR.finditer(line) if record is not None else ():
-            qos, account, user = record.groups() if record is not None else ("", "", "")
-            name = f"{match['of_nodes']}=node" if match["of_nodes"] else match["of_minutes"] or match["of_time"]
-            whose = f"QOS {qos}" if qos else f"user {user} in account {account}" if user else f"account {account}"
-            yield f"{name} of {whose}"
 
 
 def _commands(settings: SlurmSettings, environ: Mapping[str, str]) -> Commands:
