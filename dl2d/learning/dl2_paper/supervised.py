@@ -227,14 +227,14 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
     """Whether a scheduler gives some jobs more than their minimum size while others wait, as FIFO does.
 
     True where that holds of most jobs that were left with nothing. A scheduler that does not gives every job its least
-    size first. Jobs that run at fixed sizes are not counted: they wait for room for these, whatever others have.
+    size first. Jobs of fixed size count, too: they wait for room for all of it.
     """
     waiting, passed_over = 0, 0
     for each in recordings:
         sizes = each.decision.allocations()
-        elastic = [job for job in each.snapshot.jobs if not job.static and job.key in sizes]
-        idle = sum(sizes[job.key] == NOTHING for job in elastic)
-        grown = any(sizes[job.key] != NOTHING and sizes[job.key] != job.request.min_size for job in elastic)
+        jobs = [job for job in each.snapshot.jobs if job.key in sizes]
+        idle = sum(sizes[job.key] == NOTHING for job in jobs)
+        grown = any(sizes[job.key] != NOTHING and sizes[job.key] != job.request.min_size for job in jobs)
         waiting += idle
         passed_over += idle * grown
     return 2 * passed_over > waiting

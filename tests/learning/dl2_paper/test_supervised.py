@@ -161,10 +161,10 @@ def observed(count: int) -> list[Recording]:
 def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -> None:
     """It gave workers alone once, as to those that it had seen, and the jobs waited for ever beside free GPUs."""
     learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
-    assert learned.checkpoint.settings["first_bundles"] is True
+    assert learned.checkpoint.settings["first_bundles"] is False
     jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
     for count, seen in ((3, jobs), (1, jobs[:1])):
-        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
+        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=20, gpu=4))).allocations()
         assert sum(sizes[job.key] >= job.request.min_size for job in seen) == count
 
 
@@ -183,6 +183,15 @@ def test_what_was_learned_from_who_serves_jobs_whole_starts_every_job_that_has_r
         assert all(size.workers for size in sizes.values())
 
 
+def test_what_was_learned_from_fixed_sizes_gives_elastic_jobs_these_sizes() -> None:
+    """All of them began with a worker once, which no recorded job did, and the gate refused it for that."""
+    learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
+    jobs = [a_job(place, **NO_PS) for place in range(4)]
+    decided = ask(Dl2Original(learned.checkpoint), a_snapshot(jobs, cluster(2, cpu=8, gpu=4))).allocations()
+    assert sorted(decided[job.key].workers for job in jobs) == [0, 0, 4, 4]
+
+
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
     ("sizes", "whole"),
     [
@@ -192,8 +201,10 @@ def test_what_was_learned_from_who_serves_jobs_whole_starts_every_job_that_has_r
         ([], False),
     ],
 )
-def test_who_serves_jobs_whole_is_seen_by_those_that_wait(sizes: list[tuple[int, int]], whole: bool) -> None:
-    jobs = [a_job(place) for place in range(len(sizes))]
+def test_who_serves_jobs_whole_is_seen_by_those_that_wait(
+    sizes: list[tuple[int, int]], whole: bool, static: bool
+) -> None:
+    jobs = [a_job(place, static=static) for place in range(len(sizes))]
     reason = Reason(Constraint.SATISFIED, "")
     decided = tuple(JobDecision(job.key, Allocation(*size), reason) for job, size in zip(jobs, sizes, strict=True))
     recording = Recording(a_snapshot(jobs, cluster(1, cpu=8)), Decision("some", "1", decided), LoadBalance())
