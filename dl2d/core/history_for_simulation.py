@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Allocation, Job, JobKey
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.store import RuntimePlan
 
 #: Sizes that a job came to have and when, oldest first, from its start on; ``NOTHING`` where it was paused.
@@ -45,3 +45,5 @@ class History:
     starts: tuple[float, ...]
     #: Sizes that jobs came to have, with times in seconds since 1970.
     sizes: Mapping[JobKey, RecordedSizes] = field(default_factory=dict)
+    #: Kinds whose speeds are assumed, since no job reported any.
+    assumed: frozenset[TrainingKind] = frozenset()

@@ -10,12 +10,14 @@ gives others by what may be.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.learning.recorded_days import Day, DayJob
+from dl2d.simulation.speeds.speed_models import Table
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 
@@ -45,7 +47,22 @@ def with_assumed_speeds(history: History) -> History:
             for each in history.sights
         ),
         speeds=speeds,
+        assumed=frozenset(each.kind for each in assumed),
     )
+
+
+def with_recorded_times(day: Day, assumed: Mapping[TrainingKind, Table], drawn: Mapping[TrainingKind, Table]) -> Day:
+    """A day whose jobs that report nothing need their recorded run times at drawn speeds, as at assumed ones."""
+
+    def in_time(job: DayJob) -> DayJob:
+        kind, size = TrainingKind.of(job.request), next((size for _, size in job.sizes if size != NOTHING), NOTHING)
+        if not job.unreported or size == NOTHING or kind not in drawn:
+            return job
+        before = assumed[kind].samples_per_second(*size)
+        factor = drawn[kind].samples_per_second(*size) / before if before else 1.0
+        return replace(job, epochs=job.epochs * factor, declared=job.declared * factor)
+
+    return replace(day, jobs=tuple(map(in_time, day.jobs)))
 
 
 def _usual_sizes(jobs: Sequence[Job], history: History) -> dict[TrainingKind, Allocation]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -49,9 +49,13 @@ class Speeds:
         From what was measured.
     requests
         Of all jobs; kinds are drawn up to the largest bounds among them.
+    assumed
+        Kinds of which nothing was measured: drawn speeds are lowered where more tasks would do more than in proportion.
     """
 
-    def __init__(self, belief: GaussianProcess, requests: Iterable[JobRequest]) -> None:
+    def __init__(
+        self, belief: GaussianProcess, requests: Iterable[JobRequest], assumed: Container[TrainingKind] = ()
+    ) -> None:
         largest: dict[TrainingKind, JobRequest] = {}
         for request in requests:
             kind = TrainingKind.of(request)
@@ -62,6 +66,7 @@ class Speeds:
                 max_ps=min(max(before.max_ps, request.max_ps), MAX_TASKS),
             )
         self._known = {kind: belief.predict_log_speeds(largest[kind]) for kind in sorted(largest)}
+        self._assumed = assumed
         self._factors: dict[tuple[int, int], _Field] = {}
 
     def means(self) -> dict[TrainingKind, Table]:
@@ -79,7 +84,8 @@ class Speeds:
             own = self._field(mean.shape, rng)
             shared = common[: mean.shape[0], : mean.shape[1]]
             noise = np.sqrt(_COMMON) * shared + np.sqrt(1.0 - _COMMON) * own
-            tables[kind] = _table(kind, np.exp(mean + deviation * noise))
+            speeds = np.exp(mean + deviation * noise)
+            tables[kind] = _table(kind, _at_most_in_proportion(speeds) if kind in self._assumed else speeds)
         return tables
 
     def _field(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -194,6 +200,18 @@ def _names(kinds: Sequence[TrainingKind]) -> dict[TrainingKind, str]:
         for model, own in by_model.items()
         for place, kind in enumerate(own)
     }
+
+
+def _at_most_in_proportion(speeds: Floats) -> Floats:
+    """Speeds, by PSs and workers, lowered where twice the workers, or twice the PSs, would do more than twice as much.
+
+    Counts of 0 stay as they are.
+    """
+    for axis in range(speeds.ndim):
+        some = np.moveaxis(speeds, axis, -1)[..., 1:]
+        counts = np.arange(1, some.shape[-1] + 1)
+        some[...] = np.minimum.accumulate(some / counts, axis=-1) * counts
+    return speeds
 
 
 def _table(kind: TrainingKind, speeds: Floats) -> Table:

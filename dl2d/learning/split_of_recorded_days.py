@@ -14,6 +14,7 @@ import numpy as np
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.learning.assumed_speeds import with_recorded_times
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import (
     DAY_SECONDS,
@@ -156,7 +157,8 @@ def split_history(
     held_out = tuple(sorted(chosen, key=lambda day: day.begin))
     trained_on = tuple(day for day in days if day not in held_out) if for_training else ()
     measured = learnt_from(history, days)
-    speeds = Speeds(GaussianProcess(by_kind(measured)), [job.request for day in days for job in day.jobs])
+    requests = [job.request for day in days for job in day.jobs]
+    speeds = Speeds(GaussianProcess(by_kind(measured)), requests, history.assumed)
     training, validation = [], []
     if for_training:
         played = partial(_played, speeds=speeds, slot_seconds=slot_seconds, expected=expected_speeds)
@@ -223,7 +225,8 @@ def _period_cases(
         if whole is None:
             continue
         for number in range(max(2, min(_MOST_DRAWS, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
-            workload = workload_of(whole, speeds.draw(rng) if number else speeds.means(), slot_seconds)
+            tables = speeds.draw(rng) if number else speeds.means()
+            workload = workload_of(with_recorded_times(whole, speeds.means(), tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
             if workload is None or not compared:
                 break

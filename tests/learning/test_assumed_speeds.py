@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recorded_site import MONDAY, QUIET_DAYS, record
 
@@ -14,9 +15,10 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.history_for_simulation import History, Sight
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.learning.assumed_speeds import with_assumed_speeds
+from dl2d.learning.assumed_speeds import with_assumed_speeds, with_recorded_times
+from dl2d.learning.digital_twin import Speeds
 from dl2d.learning.promotion_gate import GateSettings, compare
-from dl2d.learning.recorded_days import DAY_SECONDS
+from dl2d.learning.recorded_days import DAY_SECONDS, Day, DayJob
 from dl2d.learning.recorded_sizes_policy import RecordedScheduler
 from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.placement.load_balance import LoadBalance
@@ -26,6 +28,8 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_request
+from dl2d.throughput.calibrated_measurements import by_kind
+from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.tick.tick_context import GuardRules
 
 SLOT = 1200.0
@@ -75,6 +79,28 @@ def test_what_was_measured_stays() -> None:
     assert found.speeds == (measured,)
     assert found.jobs[0].progress.epoch == pytest.approx(50.0 * RAN, rel=0.02)
     assert found.jobs[1] == reporting
+
+
+def test_a_job_needs_its_recorded_time_at_drawn_speeds_too() -> None:
+    """The speed at a size that is not its kind's most frequent one is uncertain, its run time there is not."""
+    history = with_assumed_speeds(a_history({silent(1): 2, silent(2): 2, silent(3): 4}))
+    kind = TrainingKind.of(history.jobs[0].request)
+    assert history.assumed == {kind}
+    jobs = [
+        DayJob(job.request, 1.0, job.progress.epoch, job.request.epochs, history.sizes[job.key], unreported=True)
+        for job in history.jobs
+    ]
+    day = Day(name="a day", begin=0.0, jobs=(*jobs, replace(jobs[0], unreported=False)), nodes=())
+    speeds = Speeds(GaussianProcess(by_kind(history.speeds)), [job.request for job in jobs], history.assumed)
+    drawn = speeds.draw(np.random.default_rng(1))
+    found = with_recorded_times(day, speeds.means(), drawn).jobs
+    for job in found[:3]:
+        ((_, size),) = job.sizes
+        speed = drawn[kind].samples_per_second(*size)
+        assert job.epochs / speed == pytest.approx(RAN, rel=0.01)
+        assert job.declared / speed == pytest.approx(LIMIT, rel=0.01)
+    assert found[2].epochs != pytest.approx(jobs[2].epochs, rel=0.05)
+    assert found[3] == day.jobs[3]
 
 
 def test_a_job_that_never_started_keeps_its_limit() -> None:

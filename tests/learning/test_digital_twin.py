@@ -130,6 +130,22 @@ class TestDraws:
         assert deviation[0, 0] < deviation[0, 3]
         assert np.log(speeds.means()[kind].grid(4, 4)[1:, 1:]) == pytest.approx(mean)
 
+    def test_of_assumed_kinds_no_draw_does_more_than_in_proportion(self) -> None:
+        """A worker was drawn to do a thirteenth of what four do, which were all that was recorded."""
+        request = a_request(max_workers=8, max_ps=4)
+        belief = GaussianProcess(by_kind((SEEN,)))
+        (kind,) = Speeds(belief, [request]).means()
+        for seed in range(30):
+            free, bounded = (
+                Speeds(belief, [request], assumed).draw(np.random.default_rng(seed))[kind].grid(8, 4)[1:, 1:]
+                for assumed in ((), {kind})
+            )
+            assert (bounded <= free * (1 + 1e-9)).all()
+            assert bounded[0, 0] == free[0, 0]
+            per_worker, per_ps = bounded / np.arange(1, 9), bounded / np.arange(1, 5)[:, None]
+            assert (np.diff(per_worker, axis=1) <= 1e-9).all()
+            assert (np.diff(per_ps, axis=0) <= 1e-9).all()
+
     def test_a_size_that_failed_fails_in_every_draw(self) -> None:
         seen = measured((1, 1, 10.0), (2, 2, 0.0))
         drawn = Speeds(GaussianProcess(by_kind((seen,))), [a_request()]).draw(np.random.default_rng(0))[seen.kind]
