@@ -226,6 +226,8 @@ class Snapshot:
     node_sets: tuple[NodeSet, ...] = ()
     #: Limits on what jobs hold together.
     limits: tuple[SharedLimit, ...] = ()
+    #: Jobs whose coordinators are silent: their tasks neither leave nor move.
+    silent: tuple[JobKey, ...] = ()
 
     @property
     def capacity(self) -> Resources:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.tick.place.task_leaving_order import leaving_order
+from dl2d.core.task_leaving_order import leaving_order
 
 #: The tasks of one job and role. They are alike, so a job may lose any of them.
 TaskGroup = tuple[JobKey, Role]
@@ -50,6 +50,8 @@ class RoomMade:
     leaving: tuple[Task, ...]
     #: Tasks that move, each with the node where its replacement has room that no waiting task needs.
     moving: tuple[tuple[Task, str], ...]
+    #: Waiting tasks for which no room can be made.
+    without_room: tuple[WaitingTask, ...] = ()
 
 
 def make_room(
@@ -79,22 +81,23 @@ def make_room(
     may_use
         The nodes that each job may use, without jobs that may use all.
     """
-    cluster = _Cluster(free, tasks, surplus, may_use)
-    waiting_groups = {task.group for task in waiting}
+    cluster = _Cluster(free, tasks, surplus, may_use, {task.group for task in waiting})
     leaving: list[Task] = []
     moving: list[tuple[Task, str]] = []
+    without_room = list(waiting[MAX_WAITING_TASKS:])
     #: Demands for which no room could be made since the cluster last changed.
     hopeless: set[_Wanted] = set()
     for task in waiting[:MAX_WAITING_TASKS]:
         demand = _Wanted(task.demand, may_use.get(task.group[0]))
         if demand in hopeless:
+            without_room.append(task)
             continue
         node = cluster.first_with_room(demand)
         if node is None and (cheapest := cluster.fewest_leavers(demand)) is not None:
             node, leavers = cheapest
             cluster.remove(node, leavers)
             leaving += leavers
-        if node is None and (vacated := cluster.fewest_moves(demand, waiting_groups)) is not None:
+        if node is None and (vacated := cluster.fewest_moves(demand)) is not None:
             node = vacated.node
             cluster.remove(node, vacated.leaving)
             leaving += vacated.leaving
@@ -103,10 +106,11 @@ def make_room(
             moving += vacated.moving
         if node is None:
             hopeless.add(demand)
+            without_room.append(task)
         else:
             cluster.reserve(node, task.demand)
             hopeless.clear()
-    return RoomMade(tuple(leaving), tuple(moving))
+    return RoomMade(tuple(leaving), tuple(moving), tuple(without_room))
 
 
 class _Wanted(NamedTuple):
@@ -129,16 +133,18 @@ class _Cluster:
         tasks: Iterable[Task],
         surplus: Mapping[TaskGroup, int],
         may_use: Mapping[JobKey, frozenset[str]],
+        waiting: Collection[TaskGroup],
     ) -> None:
         self._may_use = may_use
+        self._waiting = waiting
         self._free = dict(free)
         self._names = list(free)
         self._index = {name: index for index, name in enumerate(self._names)}
         #: How many tasks of a group still have to leave.
         self._surplus = Counter({group: count for group, count in surplus.items() if count > 0})
-        self._tasks = [task for task in tasks if task.node in self._free]
+        self._tasks = {(task.job, task.id): task for task in tasks if task.node in self._free}
         #: Tasks of these groups by node, in the order in which they leave.
-        self._leavable = _by_node(task for task in self._tasks if (task.job, task.role) in self._surplus)
+        self._leavable = _by_node(task for task in self._tasks.values() if (task.job, task.role) in self._surplus)
         self._leavable_nodes = sorted(self._leavable, key=self._index.__getitem__)
         #: By demand, whether it fits on each node, in the order of the nodes.
         self._fits: dict[_Wanted, list[bool]] = {}
@@ -188,7 +194,7 @@ class _Cluster:
         self._changed(task.node)
         self.reserve(target, task.demand)
 
-    def fewest_moves(self, demand: _Wanted, waiting_groups: Collection[TaskGroup]) -> _Vacated | None:
+    def fewest_moves(self, demand: _Wanted) -> _Vacated | None:
         """The node where the fewest tasks have to move so that a demand fits, with surplus tasks that leave it.
 
         Of the nodes that lack least for the demand, ``MAX_NODES`` are examined. What leaving tasks still hold on other
@@ -202,7 +208,7 @@ class _Cluster:
             most = MAX_MOVES if best is None else len(best.moving) - 1
             if most < 1 or math.isinf(lacks[index]):
                 break
-            best = self._vacate(self._names[index], demand, waiting_groups, most) or best
+            best = self._vacate(self._names[index], demand, most) or best
         return best
 
     def _lack(self, wanted: _Wanted, node: str) -> float:
@@ -212,7 +218,7 @@ class _Cluster:
         free = dict(self._free[node].thousandths)
         return sum(max(amount - free.get(name, 0), 0) / amount for name, amount in wanted.demand.thousandths)
 
-    def _vacate(self, node: str, demand: _Wanted, waiting_groups: Collection[TaskGroup], most: int) -> _Vacated | None:
+    def _vacate(self, node: str, demand: _Wanted, most: int) -> _Vacated | None:
         """Few tasks of a node whose leaving and moving makes a demand fit; None if more than ``most`` have to move."""
         free = self._free[node]
         surplus = self._surplus.copy()
@@ -224,7 +230,7 @@ class _Cluster:
                 surplus[group] -= 1
                 leaving.append(task)
                 free += task.room
-            elif task.state is TaskState.CONFIRMED and group not in waiting_groups:
+            elif task.state is TaskState.CONFIRMED and group not in self._waiting:
                 movable.append(task)
         #: What tasks that move take on other nodes.
         taken: dict[str, Resources] = {}
@@ -233,7 +239,10 @@ class _Cluster:
         for task in movable if alone is None else (alone, *movable):
             if demand.fits(node, free):
                 break
-            if task.room.thousandths and (target := self._target(task, taken)) is not None:
+            lacking = {short.resource for short in demand.demand.shortfalls(free)}
+            if lacking.isdisjoint(name for name, _ in task.room.thousandths):
+                continue
+            if (target := self._target(task, taken)) is not None:
                 taken[target] = taken.get(target, NO_RESOURCES) + task.demand
                 moving.append((task, target))
                 free += task.room
@@ -261,11 +270,16 @@ class _Cluster:
 
     @cached_property
     def _on_node(self) -> dict[str, list[Task]]:
-        """All tasks by node; sorted when a move is first looked for."""
-        return _by_node(self._tasks)
+        """Tasks that may leave or move, by node; sorted when a move is first looked for."""
+        return _by_node(
+            task
+            for task in self._tasks.values()
+            if (task.job, task.role) in self._surplus
+            or (task.state is TaskState.CONFIRMED and (task.job, task.role) not in self._waiting)
+        )
 
     def _drop(self, task: Task) -> None:
-        self._tasks.remove(task)
+        del self._tasks[task.job, task.id]
         if "_on_node" in self.__dict__:
             self._on_node[task.node].remove(task)
         if task in self._leavable.get(task.node, ()):

@@ -8,11 +8,11 @@ from typing import Any
 
 from dl2d.core.cluster import NodeState, Snapshot, Task
 from dl2d.core.jobs import TASK_ROLES, Allocation, JobKey, Role
+from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
+from dl2d.core.task_leaving_order import leaving_order, rank_0_worker
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
-from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.place.task_leaving_order import leaving_order, rank_0_worker
 
 
 class NodeRoom:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, JobKey
@@ -78,7 +78,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
     snapshot = replace(
-        snapshot, limits=limits_for_policies(snapshot, context.guard_rules, limits_with_claims, silent=silent)
+        snapshot, limits=limits_for_policies(snapshot, context.guard_rules, limits_with_claims, silent=silent),
+        silent=tuple(sorted(silent, key=submit_order)),
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force

@@ -38,12 +38,12 @@ from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Snapshot
 from dl2d.core.jobs import Allocation, JobKey
+from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.node_room_with_undo import NodeRoom
 from dl2d.tick.nodes_to_vacate import NodeSearch, SearchResult
-from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.vacating_history import (
     ClaimHistory,
     ClaimKey,

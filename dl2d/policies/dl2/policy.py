@@ -7,18 +7,21 @@ policy decides the workers and parameter servers of all jobs in each slot. The m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
-from dl2d.core.cluster import Snapshot
+from dl2d.core.cluster import NodeState, Snapshot, Task
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest
 from dl2d.core.limit_room import Blocked
+from dl2d.core.make_room import TaskGroup, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
@@ -118,7 +121,8 @@ class Dl2:
             packing = packing.anew()
             allocation = GreedyAllocation(snapshot, packing)
             other = self._pack(snapshot, packing, allocation, cluster, options, starts_first=True)
-            if _fragmented_starts(other) < fragmented:
+            remaining = _fragmented_starts(other)
+            if len(remaining) < len(fragmented) and _one_can_start(fragmented - remaining, other, snapshot):
                 return other
         return decision
 
@@ -440,12 +444,50 @@ def _reason(
     return Reason(Constraint.CAPACITY, f"{gain}; the cluster has too few free resources ({lacking})", shortfalls)
 
 
-def _fragmented_starts(decision: Decision) -> int:
-    """Number of jobs that have and get nothing although there is room for their tasks, but not on a single node."""
-    return sum(
-        entry.allocation == entry.previous == NOTHING and entry.reason.constraint is Constraint.FRAGMENTED
+def _fragmented_starts(decision: Decision) -> frozenset[JobKey]:
+    """Jobs that have and get nothing although there is room for their tasks, but not on a single node."""
+    return frozenset(
+        entry.job
         for entry in decision.jobs
+        if entry.allocation == entry.previous == NOTHING and entry.reason.constraint is Constraint.FRAGMENTED
     )
+
+
+def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> bool:
+    """Whether tasks beyond floors can leave or move so that one of these jobs at least starts by the decision.
+
+    The packing gives all tasks anew, so it may have no way there from where the tasks are.
+    """
+    allocations, held, floors = decision.allocations(), snapshot.held(), dict(snapshot.floors)
+    free = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes if node.state is NodeState.UP}
+    groups: dict[TaskGroup, list[Task]] = defaultdict(list)
+    for task in sorted(snapshot.tasks, key=attrgetter("number"), reverse=True):
+        if task.state.wanted:
+            groups[task.job, task.role].append(task)
+        elif task.node in free:
+            free[task.node] += task.room
+    requests = {job.key: job.request for job in snapshot.jobs if job.key not in snapshot.silent}
+    beyond_floors = [
+        task
+        for (key, role), tasks in groups.items()
+        if key in requests
+        for task in tasks[: len(tasks) - floors.get(key, NOTHING).count(role)]
+    ]
+    surplus = {
+        (key, role): held[key].count(role) - allocations[key].count(role) for key, role in groups if key in requests
+    }
+    waiting = [
+        WaitingTask((key, role), requests[key].demand(role))
+        for key in dict.fromkeys(key for key, _ in decision.actions)
+        if key in requests and held[key] == NOTHING
+        for role in TASK_ROLES
+        for _ in range(requests[key].min_size.count(role))
+    ]
+    #: Demands that some node has room for now. As where tasks are placed, these get theirs first.
+    have_room = {task.demand for task in waiting if any(task.demand.fits_in(room) for room in free.values())}
+    waiting.sort(key=lambda task: task.demand not in have_room)
+    made = make_room(waiting, free, beyond_floors, surplus, snapshot.may_use())
+    return not {task.group[0] for task in made.without_room}.issuperset(jobs)
 
 
 def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:

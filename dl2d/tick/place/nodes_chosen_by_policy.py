@@ -11,10 +11,10 @@ from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.limit_room import Blocked
+from dl2d.core.make_room import TaskGroup
 from dl2d.core.packing import Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.tick.place.make_room import TaskGroup
-from dl2d.tick.place.task_leaving_order import leaving_order
+from dl2d.core.task_leaving_order import leaving_order
 
 
 class TargetNodes:

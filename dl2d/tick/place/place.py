@@ -13,14 +13,14 @@ from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked
+from dl2d.core.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
+from dl2d.core.task_leaving_order import leaving_order, rank_0_worker
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
-from dl2d.tick.place.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
-from dl2d.tick.place.task_leaving_order import leaving_order, rank_0_worker
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
 RoleSequence = tuple[Role, ...]
@@ -358,11 +358,12 @@ class _Placer:
             for start in starts:
                 self._packing.remove(start.node, start.demand)
                 self._targets.release(start.node, start.demand)
-        self._waiting_for_siblings += [(key, start.role) for start in starts]
         if not blocked_tasks:
+            self._waiting_for_siblings += [(key, start.role) for start in starts]
             return [], []
         # Only tasks of the role that has no room count as waiting; the others are held back.
         blocked = self._start_blocked.setdefault(key, blocked_tasks[0][1])
+        self._waiting_for_siblings += [(key, start.role) for start in starts if start.role is not blocked.role]
         return [], [(role, blocked) for role in chain(*increments) if role is blocked.role]
 
     def _place(self, key: JobKey, increments: Sequence[RoleSequence]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:

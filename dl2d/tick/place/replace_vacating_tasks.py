@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.jobs import JobKey
+from dl2d.core.make_room import TaskGroup, WaitingTask
 from dl2d.core.packing import Packing
+from dl2d.core.task_leaving_order import leaving_order
 from dl2d.core.task_starts_and_stops import Move
-from dl2d.tick.place.make_room import TaskGroup, WaitingTask
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
-from dl2d.tick.place.task_leaving_order import leaving_order
 
 
 class _Action(Enum):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot, TaskState, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
+from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
-from dl2d.tick.place.make_room import TaskGroup
 from dl2d.tick.shared_limits import LimitScope, limit_text, limits_of
 from dl2d.tick.tick_context import GuardRules
 

@@ -62,11 +62,15 @@ def test_a_job_whose_worker_needs_a_whole_node_starts_though_small_tasks_lie_on_
     snapshot = a_snapshot([*small, large], cluster(4, cpu=16, gpu=8), held=dict.fromkeys(range(3), Allocation(3, 1)))
     assert all(node.used.as_dict()["gpu"] > 0 for node in snapshot.nodes)
     assert given(with_checkpoint(), snapshot) == [(3, 1), (3, 1), (3, 1), (1, 1)]
-    # Where no task may leave its node, the reason says what is in the way.
-    fixed = replace(snapshot, floors=tuple((job.key, Allocation(3, 1)) for job in small))
-    decision = ask(with_checkpoint(), fixed)
-    assert decision.jobs[3].allocation == NOTHING
-    assert decision.jobs[3].reason.constraint is Constraint.FRAGMENTED
+    # Where no task may leave its node, the reason says what is in the way, and the others lose nothing.
+    silent = tuple(job.key for job in small)
+    for fixed in (
+        replace(snapshot, floors=tuple((key, Allocation(3, 1)) for key in silent)),
+        replace(snapshot, silent=silent),
+    ):
+        decision = ask(with_checkpoint(), fixed)
+        assert [entry.allocation for entry in decision.jobs] == [(3, 1), (3, 1), (3, 1), NOTHING]
+        assert decision.jobs[3].reason.constraint is Constraint.FRAGMENTED
 
 
 def test_a_kind_that_the_checkpoint_does_not_know_is_explored_unless_that_is_asked_for() -> None:

@@ -7,10 +7,10 @@ from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
+from dl2d.core.make_room import MAX_NODES, RoomMade, WaitingTask, make_room
 from dl2d.core.resources import Resources
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.testing import make_nodes
-from dl2d.tick.place.make_room import RoomMade, WaitingTask, make_room
 
 A, B, C = (JobKey("test", name, 1) for name in "abc")
 
@@ -90,6 +90,25 @@ def test_of_the_nodes_the_one_is_vacated_where_the_fewest_tasks_move() -> None:
     room = {"n1": Resources.of(cpu=4), "n2": Resources.of(cpu=6), "n3": Resources.of(cpu=6)}
     tasks = [task(A, 0, "n1", cpu=2), task(C, 1, "n1", cpu=2), task(C, 2, "n2", cpu=2)]
     assert ids(make_room([want(B, cpu=8)], room, tasks, {})) == ([], ["worker-2"])
+
+
+def test_tasks_that_hold_nothing_of_what_is_lacking_do_not_move() -> None:
+    """Those of C hold CPUs, of which there are enough. If they moved, A's would have no room on the other node."""
+    room = {"n1": Resources.of(cpu=4, gpu=2), "n2": Resources.of(cpu=2, gpu=2)}
+    tasks = [task(C, 4, "n1", cpu=2), task(A, 0, "n1", cpu=1, gpu=1), task(A, 1, "n1", cpu=1, gpu=1)]
+    assert ids(make_room([want(B, cpu=2, gpu=4)], room, tasks, {})) == ([], ["worker-1", "worker-0"])
+
+
+def test_nodes_whose_tasks_cannot_move_hide_no_other() -> None:
+    """Of the tasks on the nodes that lack least, some have not joined yet, and some wait for room themselves."""
+    count = MAX_NODES
+    room = {f"n{number}": Resources.of(cpu=7) for number in range(2 * count)} | {"m": Resources.of(cpu=6)}
+    tasks = [task(A, number, f"n{number}", TaskState.GRANTED, cpu=1) for number in range(count)]
+    tasks += [task(B, number, f"n{number}", cpu=1) for number in range(count, 2 * count)]
+    made = make_room([want(B, cpu=8)], room, [*tasks, task(C, 7, "m", cpu=2)], {})
+    assert ids(made) == ([], ["worker-7"])
+    assert made.without_room == ()
+    assert make_room([want(B, cpu=8)], room, tasks, {}).without_room == (want(B, cpu=8),)
 
 
 def test_on_the_vacated_node_surplus_tasks_leave_and_others_move() -> None:

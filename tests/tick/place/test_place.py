@@ -550,3 +550,18 @@ def test_before_their_time_limit_tasks_beyond_the_floor_leave_where_others_would
     assert sorted(move.task for move in plan.moves) == ["ps-0", "worker-0"]
     assert sorted(stop.task for stop in plan.stops) == leave
     assert len(place(snapshot, decision, LoadBalance()).moves) == sum(held)
+
+
+def test_no_more_tasks_move_than_tasks_wait() -> None:
+    """Of two large workers one has room already."""
+    small = a_job(1, worker=Resources.of(cpu=1, gpu=1), min_workers=1, max_workers=9)
+    large = a_job(2, worker=Resources.of(cpu=6, gpu=2), ps=Resources.of(cpu=1), min_workers=2, max_workers=2, max_ps=1)
+    tasks = [a_task(small, role, 0, TaskState.CONFIRMED, "n4") for role in (W, P)]
+    tasks += [a_task(small, W, number, TaskState.CONFIRMED, f"n{number}") for number in (1, 2, 3)]
+    used = Resources.of(cpu=1, gpu=1)
+    nodes = [node if node.name == "n0" else structs.replace(node, used=used) for node in cluster(4, cpu=8, gpu=2)]
+    nodes.append(Node("n4", Resources.of(cpu=16, gpu=8), Resources.of(cpu=11, gpu=5)))
+    snapshot = replace(
+        a_snapshot([small, large], nodes), tasks=tuple(tasks), floors=((small.key, small.request.min_size),)
+    )
+    assert len(plan_for(snapshot, {1: (4, 1), 2: (2, 1)}).moves) == 1
