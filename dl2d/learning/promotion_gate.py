@@ -109,7 +109,7 @@ def judge(
     of each day as a sample, the 95 % interval of the mean over days (Student's t) lies below log(1 + margin). Cases of
     one day have the same jobs, so they are no separate samples. With ``settings.whatever_speeds`` the upper end of the
     95 % prediction interval of the mean over days with one more draw of speeds lies below log(1 + margin), too: the
-    true speeds are such a draw, and of 8 draws the worst is exceeded by the next in one of 9 cases. With a margin it
+    true speeds are such a draw, and of 16 draws the worst is exceeded by the next in one of 17 cases. With a margin it
     also passes if the interval lies below it where days that it shortens count as 0: that it is much better on one day
     than on another widens the interval, and says nothing against it. (Where it is worse by just the margin, that passes
     in up to 10 % of cases for 3 days that differ much, 6 % for 4, and 3 % from 7 on.) ``jobs`` is the

@@ -43,6 +43,7 @@ _MOST_LOOKED_AT: Final = 4
 _MOST_TRAINED, _MOST_COMPARED = 120, 300
 #: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
 #: jobs would be replayed, but with two. A draw is that of all days: with few, the interval over days is too narrow.
+#: Where speeds are assumed, twice as many: with few, what other speeds may make of a policy is said too badly.
 _MOST_DRAWS, _MOST_JOBS_REPLAYED = 8, 6000
 
 
@@ -224,7 +225,8 @@ def _period_cases(
         whole = period_of(history, period[0].begin, end)
         if whole is None:
             continue
-        for number in range(max(2, min(_MOST_DRAWS, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
+        most = 2 * _MOST_DRAWS if history.assumed else _MOST_DRAWS
+        for number in range(max(2, min(most, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
             tables = speeds.draw(rng) if number else speeds.means()
             workload = workload_of(with_recorded_times(whole, speeds.means(), tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})

@@ -119,6 +119,7 @@ def test_with_them_a_scheduler_is_as_good_as_its_record(tmp_path: Path) -> None:
         history = with_assumed_speeds(store.history(MONDAY, end, unreported=True))
     split = split_history(history, SLOT, seed=0, for_training=False)
     assert split.unreported == split.jobs > 40
+    assert len(split.period_cases) == 16
     expected, drawn, *_ = split.period_cases
     again = replay(
         expected.workload, RecordedScheduler(expected.sizes), LoadBalance(), rules=Rules(realism=Realism()),
