@@ -7,7 +7,7 @@ gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 2. capacity: all jobs together get no more than the nodes that take new tasks have for them, without what jobs of others
    claim. Tasks on other nodes do not count: when they end, nobody gets their room;
 3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait; for
-   those that no node could hold no other job shrinks;
+   those that would have none even if no job had more than its floor, no other job shrinks;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
    resource manager's limits leave them; in these they make room for jobs of others (``make_room_in_limits``);
 5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
@@ -36,7 +36,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.tick.room_for_all_jobs import room_on_nodes, tasks_on_closed_nodes, tasks_without_room
+from dl2d.tick.room_for_all_jobs import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
 from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
 
@@ -297,12 +297,7 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
     if snapshot.claims:
         text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
     capacity = _Sum(Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY, text, free, complete=True)
-    lacking = [
-        (each.job, each.lowest.beyond(each.entry.previous))
-        for each in job_limits
-        if not each.entry.previous.covers(each.lowest)
-    ]
-    waiting = tasks_without_room(lacking, snapshot, room)
+    waiting = floor_tasks_without_room([(each.job, each.lowest) for each in job_limits], snapshot, room)
     uncounted = tasks_on_closed_nodes(snapshot)
     capacity.uncounted = uncounted | {key: uncounted.get(key, NOTHING).plus(more) for key, more in waiting.items()}
     for each in job_limits:
@@ -310,7 +305,7 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
         if each.job.key in waiting:
             text = (
                 f"what it lacks of its floor {each.lowest} waits: "
-                "the nodes that take new tasks of the job have no room for it all, even without other elastic jobs"
+                "the nodes that take new tasks of the job have no room for it all beside the floors of others"
             )
             each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
     return [capacity]

@@ -49,37 +49,66 @@ def tasks_on_closed_nodes(snapshot: Snapshot) -> dict[JobKey, Allocation]:
     return {key: Allocation(*(found[key, role] for role in TASK_ROLES)) for key in {key for key, _ in found}}
 
 
-def tasks_without_room(
-    lacking: Sequence[tuple[Job, Allocation]], snapshot: Snapshot, room: Mapping[str, Mapping[str, int]]
+def floor_tasks_without_room(
+    floors: Sequence[tuple[Job, Allocation]], snapshot: Snapshot, room: Mapping[str, Mapping[str, int]]
 ) -> dict[JobKey, Allocation]:
-    """Of the tasks that jobs lack, those that the nodes that they may use could not hold even without other jobs.
+    """The tasks that jobs lack of their floors and that would have no room even if no job had more than its floor.
 
-    ``room`` is that of ``room_on_nodes``. Jobs whose tasks could all be held are left out.
+    The nodes that their job may use could not hold them even without other jobs; or these have no room for them beside
+    the floors of the jobs that may use no other nodes; or all nodes have none beside the floors of all jobs. What jobs
+    have of their floors comes first, then what they lack, in the order of ``floors``. ``room`` is that of
+    ``room_on_nodes``. Jobs without such tasks are left out.
     """
+    held, sets, every = snapshot.held(), snapshot.may_use(), frozenset(room)
+    lacking = [(job, floor.beyond(held[job.key])) for job, floor in floors if not held[job.key].covers(floor)]
     if not lacking:
         return {}
-    may_use = snapshot.may_use()
-    usable: dict[JobKey, Collection[str]] = {job.key: may_use.get(job.key, room.keys()) for job, _ in lacking}
-    own = Counter(
-        (task.job, task.role)
-        for task in snapshot.tasks
-        if task.job in usable and task.state.wanted and task.node in room and task.node in usable[task.job]
-    )
-    #: How many of so many tasks with a demand nodes could hold, by the nodes that their job may use.
-    held: dict[tuple[frozenset[str] | None, Resources, int], int] = {}
+    open_nodes = {nodes: nodes & every for nodes in set(sets.values())}
+    usable = {job.key: open_nodes[sets[job.key]] if job.key in sets else every for job, _ in floors}
+    own: dict[tuple[JobKey, Role], Counter[str]] = defaultdict(Counter)
+    for task in snapshot.tasks:
+        if task.state.wanted:
+            own[task.job, task.role][task.node] += 1
 
-    def without_room(job: Job, role: Role, count: int) -> int:
-        wanted = count + own[job.key, role]
-        alike = may_use.get(job.key), job.request.demand(role), wanted
-        if alike not in held:
-            held[alike] = _count_held((room[name] for name in usable[job.key] if name in room), *alike[1:])
-        return min(wanted - held[alike], count)
+    def own_on(job: Job, role: Role, nodes: Collection[str]) -> int:
+        return sum(count for node, count in own[job.key, role].items() if node in nodes)
 
+    #: Of the tasks that jobs lack, those for which there is room.
+    fitting: dict[tuple[JobKey, Role], int] = {}
+    #: How many of so many tasks with a demand nodes could hold.
+    possible: dict[tuple[frozenset[str], Resources, int], int] = {}
+    for job, lacks in lacking:
+        for role in TASK_ROLES:
+            nodes, has = usable[job.key], own_on(job, role, usable[job.key])
+            alike = nodes, job.request.demand(role), has + lacks.count(role)
+            if alike not in possible:
+                possible[alike] = _count_held((room[node] for node in nodes), *alike[1:])
+            fitting[job.key, role] = max(possible[alike] - has, 0)
+    for nodes in sorted(dict.fromkeys((*(usable[job.key] for job, _ in lacking), every)), key=len):
+        left = Counter[str]()
+        for node in nodes:
+            left.update(room[node])
+        for job, floor in floors:
+            for role in TASK_ROLES if usable[job.key] <= nodes else ():
+                has, here = held[job.key].count(role), own_on(job, role, nodes)
+                _take(left, job.request.demand(role), max(min(floor.count(role), has) - (has - here), 0))
+        for job, _ in lacking:
+            for role in TASK_ROLES if usable[job.key] <= nodes else ():
+                demand, count = job.request.demand(role), fitting[job.key, role]
+                fitting[job.key, role] = max(
+                    min([count, *(left[name] // most for name, most in demand.thousandths)]), 0
+                )
+                _take(left, demand, fitting[job.key, role])
     found = {
-        job.key: Allocation(*(without_room(job, role, tasks.count(role)) for role in TASK_ROLES))
-        for job, tasks in lacking
+        job.key: lacks.beyond(Allocation(*(fitting[job.key, role] for role in TASK_ROLES))) for job, lacks in lacking
     }
     return {key: tasks for key, tasks in found.items() if any(tasks)}
+
+
+def _take(left: Counter[str], demand: Resources, count: int) -> None:
+    """Take the room of so many tasks with a demand."""
+    for name, amount in demand.thousandths:
+        left[name] -= count * amount
 
 
 def _count_held(rooms: Iterable[Mapping[str, int]], demand: Resources, most: int) -> int:

@@ -5,7 +5,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import PolicyError
-from dl2d.core.jobs import NOTHING, Allocation, Owner, Role
+from dl2d.core.jobs import NOTHING, Allocation, Job, Owner, Role
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.resize_guard_state import GuardState
@@ -628,16 +628,21 @@ _FLOOR_LACKED: dict[str, tuple[list[tuple[str, int, NodeState]], set[str] | None
 }  # fmt: skip
 
 
+def _workers_on(jobs: list[Job], nodes: Sequence[str]) -> tuple[Task, ...]:
+    """Workers of jobs, each on a node whose name is one letter."""
+    return tuple(
+        Task(job=job.key, id=f"worker-{number}", role=Role.WORKER, node=name, demand=job.request.worker,
+             state=TaskState.CONFIRMED)
+        for job, names in zip(jobs, nodes, strict=True) for number, name in enumerate(names)
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("nodes", "may_use", "first", "second", "change", "gets"), _FLOOR_LACKED.values(),
                          ids=_FLOOR_LACKED)  # fmt: skip
 def test_for_a_floor_tasks_leave_that_have_room_for_it(nodes, may_use, first, second, change, gets) -> None:
     request: dict[str, Any] = NO_PS | {"worker": Resources.of(cpu=1)}
     jobs = [a_job(1, min_workers=2, **request), a_job(2, **request | change)]
-    tasks = tuple(
-        Task(job=job.key, id=f"worker-{number}", role=Role.WORKER, node=name, demand=Resources.of(cpu=1),
-             state=TaskState.CONFIRMED)
-        for job, names in zip(jobs, (first, second), strict=True) for number, name in enumerate(names)
-    )  # fmt: skip
+    tasks = _workers_on(jobs, (first, second))
     used = Counter(task.node for task in tasks)
     snapshot = replace(
         a_snapshot(jobs, [Node(name, Resources.of(cpu=cpus), Resources.of(cpu=used[name]), state)
@@ -649,6 +654,60 @@ def test_for_a_floor_tasks_leave_that_have_room_for_it(nodes, may_use, first, se
     decision = guard(proposed, snapshot, GuardRules(), GuardState())
     check_decision(decision, snapshot)
     assert [entry.allocation.workers for entry in decision.jobs] == [2, gets]
+
+
+_Nodes = tuple[
+    list[tuple[str, int, NodeState]], tuple[set[str] | None, set[str] | None], tuple[str, str], set[str], int
+]
+#: Of three jobs with workers of one CPU, the first two have two of the three workers of their floors, and the third has
+#: four on u: nodes (name, CPUs, state), the nodes that the first two may use, those of their workers, which of them are
+#: told that there is no room, and how many workers the third gets.
+_FLOORS_LACKED: dict[str, _Nodes] = {
+    "two leave for both": ([("u", 8, _UP)], (None, None), ("uu", "uu"), set(), 2),
+    "none leaves where the first has room": ([("u", 4, _UP), ("v", 5, _UP)], ({"v"}, {"v"}), ("vv", "vv"), {"2"}, 4),
+    "none leaves where neither has": ([("u", 4, _UP), ("v", 4, _UP)], ({"v"}, {"v"}), ("vv", "vv"), {"1", "2"}, 4),
+    "none leaves where the second may use fewer nodes": (
+        [("u", 4, _UP), ("v", 3, _UP), ("w", 2, _UP)], ({"v", "w"}, {"v"}), ("ww", "vv"), {"2"}, 4
+    ),
+    "none leaves where both may use other closed nodes": (
+        [("u", 4, _UP), ("v", 5, _UP), ("b", 1, _CLOSED), ("c", 1, _CLOSED)],
+        ({"v", "b"}, {"v", "c"}), ("vv", "vv"), {"2"}, 4
+    ),
+    "none leaves where workers of both run elsewhere": (
+        [("u", 4, _UP), ("v", 2, _UP), ("c", 3, _CLOSED)], ({"v"}, {"v"}), ("cc", "vc"), {"2"}, 4
+    ),
+    "one leaves where the second has room on its node": (
+        [("u", 6, _UP), ("v", 3, _UP)], ({"u"}, {"v"}), ("uu", "vv"), set(), 3
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "may_use", "names", "without_room", "gets"), _FLOORS_LACKED.values(),
+                         ids=_FLOORS_LACKED)  # fmt: skip
+def test_for_floors_that_have_no_room_together_no_task_leaves(nodes, may_use, names, without_room, gets) -> None:
+    request: dict[str, Any] = NO_PS | {"worker": Resources.of(cpu=1)}
+    jobs = [a_job(1, min_workers=3, **request), a_job(2, min_workers=3, **request), a_job(3, **request)]
+    tasks = _workers_on(jobs, (*names, "uuuu"))
+    used = Counter(task.node for task in tasks)
+    snapshot = replace(
+        a_snapshot(jobs, [Node(name, Resources.of(cpu=cpus), Resources.of(cpu=used[name]), state)
+                          for name, cpus, state in nodes]),
+        tasks=tasks, floors=tuple((job.key, job.request.min_size) for job in jobs),
+        node_sets=tuple(NodeSet((job.key,), frozenset(names), "feature a")
+                        for job, names in zip(jobs, may_use, strict=False) if names is not None),
+    )  # fmt: skip
+    decision = guard(a_decision(snapshot, (3, 0), (3, 0), (4, 0)), snapshot, GuardRules(), GuardState())
+    check_decision(decision, snapshot)
+    assert [entry.allocation.workers for entry in decision.jobs] == [3, 3, gets]
+    told = {entry.job.id for entry in decision.jobs for reason in entry.guarded if reason.gave_way is Constraint.FLOOR}
+    assert told == without_room
+
+
+def test_no_server_ends_for_a_worker_where_floors_have_all_gpus() -> None:
+    """The first job lacks a worker; the second has the GPUs with its floor, and servers above that."""
+    jobs = [a_job(1, max_workers=1, max_ps=1), a_job(2, min_workers=2, max_workers=2)]
+    snapshot = a_snapshot(jobs, cluster(1, cpu=8, gpu=2), held={0: Allocation(0, 1), 1: Allocation(2, 3)})
+    assert guarded(snapshot, (1, 1), (2, 3)) == [((1, 1), [Constraint.CAPACITY]), ((2, 3), [])]
 
 
 def test_all_pairs_of_rules_have_a_row() -> None:
