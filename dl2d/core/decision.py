@@ -45,6 +45,12 @@ class Constraint(enum.StrEnum):
     OBSERVED = "observed"
 
 
+#: Constraints by which a job gets less because others have or get the room on nodes.
+FOR_WANT_OF_ROOM: Final = frozenset(
+    {Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE, Constraint.CLAIM}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why an allocation is what it is: the binding constraint, with amounts, and a sentence for people."""

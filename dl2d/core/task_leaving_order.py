@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
+from dl2d.core.decision import FOR_WANT_OF_ROOM, Decision
 
 
 def leaving_order(task: Task) -> tuple[bool, int]:
     """Sort key for the order in which tasks of a group leave: those that have not joined, then the newest."""
     joined = task.state.rank >= TaskState.JOINED.rank
     return joined, -task.number
+
+
+def leaving_order_by_reason(snapshot: Snapshot, decision: Decision) -> Callable[[Task], tuple[bool, bool, int]]:
+    """Sort key like ``leaving_order``, in which the nodes that take no new tasks come first.
+
+    Those of a job that shrinks for want of room come last: nobody gets the room that its tasks have there.
+    """
+    up = {node.name for node in snapshot.nodes if node.state is NodeState.UP}
+    for_room = {
+        entry.job
+        for entry in decision.jobs
+        if any(reason.constraint in FOR_WANT_OF_ROOM for reason in (entry.reason, *entry.guarded))
+    }
+    return lambda task: ((task.node in up) is not (task.job in for_room), *leaving_order(task))
 
 
 def rank_0_worker(tasks: Iterable[Task]) -> Task | None:

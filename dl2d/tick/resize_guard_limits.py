@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ClaimedNodes, SharedLimit, Snapshot
-from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
+from dl2d.core.decision import FOR_WANT_OF_ROOM, Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
@@ -186,16 +186,12 @@ def _larger(one: Allocation, other: Allocation) -> Allocation:
 # Bounds of single jobs
 
 
-#: Reasons of a policy to give a job less, which do not count where no other job gets the room of its tasks.
-_FOR_WANT_OF_ROOM = frozenset({Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE})
-
-
 def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot: Snapshot) -> Iterable[JobDecision]:
     """What was decided on each job; those that shrink for want of room keep tasks on nodes that take no new ones."""
     shrinking = {
         entry.job
         for entry in decision.jobs
-        if entry.reason.constraint in _FOR_WANT_OF_ROOM and _grows(entry.allocation, entry.previous)
+        if entry.reason.constraint in FOR_WANT_OF_ROOM and _grows(entry.allocation, entry.previous)
     }
     kept = tasks_on_closed_nodes(snapshot) if shrinking else {}
     for entry in decision.jobs:

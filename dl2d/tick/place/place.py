@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from dl2d.core.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
-from dl2d.core.task_leaving_order import leaving_order, rank_0_worker
+from dl2d.core.task_leaving_order import leaving_order_by_reason, rank_0_worker
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
@@ -38,6 +38,7 @@ def place(
     """Plan the starts and stops that lead from what each job has to what was decided.
 
     - Tasks that stay keep their node. Of a job that shrinks, tasks whose resources a waiting task needs leave first,
+      then those on nodes that take no new tasks (last, if it shrinks for want of room: nobody gets the room there),
       then tasks that have not joined, then the newest. Tasks may be moved to make room for a larger one
       (``make_room``), but not of a job in ``keep``, as one whose coordinator is silent: it would not
       drain the old task.
@@ -75,9 +76,9 @@ def place(
     vacating = vacating_tasks(snapshot, groups, keep)
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
-    may_use = snapshot.may_use()
+    may_use, leaving_order = snapshot.may_use(), leaving_order_by_reason(snapshot, decision)
     targets = TargetNodes(
-        decision, groups, surplus, packing, snapshot.tasks, rank_0_workers, overused, vacating, may_use
+        decision, groups, surplus, packing, snapshot.tasks, rank_0_workers, leaving_order, overused, vacating, may_use
     )
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
 
@@ -123,7 +124,7 @@ def place(
     # Stop tasks of jobs that shrink
     others = {group: [task for task in tasks if task not in vacating] for group, tasks in groups.items()}
     surplus_leaving = _leaving(
-        others if vacating else groups, open_surplus, room_made.leaving, rank_0_workers, positions
+        others if vacating else groups, open_surplus, room_made.leaving, rank_0_workers, leaving_order, positions
     )
     leaving = chain(leaving_targets, vacated.stopping, surplus_leaving)
     replacements = (Start(task.job, task.role, move.node, task.demand) for task, move in moves)
@@ -140,12 +141,13 @@ def _leaving(
     surplus: Mapping[TaskGroup, int],
     making_room: Iterable[Task],
     rank_0_workers: Collection[Task],
+    leaving_order: Callable[[Task], tuple[bool, bool, int]],
     positions: Mapping[str, int],
 ) -> Iterator[Task]:
     """The surplus tasks of each group: those of the highest positions, or that make room for waiting tasks, first."""
     makes_room = set(making_room)
 
-    def order(task: Task) -> tuple[float, bool, bool, bool, int]:
+    def order(task: Task) -> tuple[float, bool, bool, bool, bool, int]:
         # A task without a position waits for a container.
         position = positions.get(task.tag, math.inf) if positions else 0
         return -position, task in rank_0_workers, task not in makes_room, *leaving_order(task)

@@ -94,6 +94,41 @@ def test_those_that_have_not_begun_leave_first_then_the_newest() -> None:
     ]
 
 
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("why", "guarded", "leaving"),
+    [
+        (Constraint.SATISFIED, None, ["worker-3", "worker-1", "worker-2"]),
+        (Constraint.LIMIT, None, ["worker-3", "worker-1", "worker-2"]),
+        (Constraint.CAPACITY, None, ["worker-2", "worker-0", "worker-3"]),
+        (Constraint.QUEUE, None, ["worker-2", "worker-0", "worker-3"]),
+        (Constraint.SATISFIED, Constraint.CAPACITY, ["worker-2", "worker-0", "worker-3"]),
+        (Constraint.SATISFIED, Constraint.CLAIM, ["worker-2", "worker-0", "worker-3"]),
+    ],
+)
+def test_tasks_on_closed_nodes_leave_first_unless_the_job_shrinks_for_want_of_room(
+    why, guarded, leaving, named
+) -> None:
+    """The second node takes no new tasks, so that nobody gets the room of the workers there."""
+    job = a_job(1)
+    tasks = [a_task(job, W, number, TaskState.JOINED, node=f"n{number % 2}") for number in range(4)]
+    nodes = [Node("n0", Resources.of(cpu=8, gpu=4)), Node("n1", Resources.of(cpu=8, gpu=4), state=NodeState.DRAINING)]
+    snapshot = replace(a_snapshot([job], nodes), tasks=tuple(tasks))
+    reasons = () if guarded is None else (Reason(guarded, "the nodes have less"),)
+    plans = (
+        place(
+            snapshot,
+            Decision(
+                "test", "1", (JobDecision(job.key, Allocation(left, 0), Reason(why, "because"), guarded=reasons),),
+                nodes=tuple((job.key, W, task.node) for task in tasks) if named else (),
+            ),
+            LoadBalance(),
+        )
+        for left in (3, 2, 1)
+    )  # fmt: skip
+    assert [[stop.task for stop in plan.stops] for plan in plans] == [leaving[:1], leaving[:2], leaving]
+
+
 def test_a_job_that_has_nothing_starts_with_its_minimum_or_not_at_all() -> None:
     job = a_job(1, min_workers=3)
     short = plan_for(a_snapshot([job], cluster(1, cpu=8, gpu=2)), {1: (4, 2)})
