@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -70,16 +70,16 @@ class Tetris:
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x jobs, vectorised."""
         del rng
-        machines = _Machines(snapshot, packing)
+        held, machines = snapshot.held(), _Machines(snapshot, packing)
         jobs = _jobs(snapshot, machines)
         before, anew = machines.free.copy(), None
         if any(entry.runs[role] for entry in jobs for role in TASK_ROLES):
             anew = self._filling([entry.afresh() for entry in jobs], machines, snapshot.limits)
-            anew.give_floors()
+            anew.give_floors(held)
             anew.fill()
             machines.free = before.copy()
         filling = self._filling(jobs, machines, snapshot.limits)
-        filling.give_floors()
+        filling.give_floors(held)
         if anew is not None:
             targets = [entry.has for entry in anew.jobs]
             filling.keep(targets)
@@ -98,7 +98,6 @@ class Tetris:
             packing.remove(node, demand, job)
             return None
 
-        held = snapshot.held()
         return Decision(
             policy=self.name,
             policy_version=self.version,
@@ -309,18 +308,22 @@ class _Filling:
         place, chosen, score = self._choices[which]
         return _Choice(place, chosen, score, float(self._scored[order]))
 
-    def give_floors(self) -> None:
-        """Give each job its floor; it stands even where there is no room for it."""
+    def give_floors(self, held: Mapping[JobKey, Allocation]) -> None:
+        """Give each job its floor; it stands even where there is no room for it.
+
+        What a job lacks of it takes no room of what others have of theirs.
+        """
+        for part in (Allocation.common, Allocation.beyond):
+            for entry in self.jobs:
+                tasks = part(entry.floor, held[entry.job.key])
+                self.limits.take(entry.job, tasks)
+                if tasks != NOTHING and not self._lay(entry, tasks):
+                    for role in TASK_ROLES:
+                        for _ in range(tasks.count(role)):
+                            self._lay(entry, Allocation(int(role is Role.WORKER), int(role is Role.PS)))
         for entry in self.jobs:
-            self.limits.take(entry.job, entry.floor)
-            if entry.floor == NOTHING or self._lay(entry, entry.floor):
-                continue
-            begun = len(self.actions)
-            for role in TASK_ROLES:
-                for _ in range(entry.floor.count(role)):
-                    self._lay(entry, Allocation(int(role is Role.WORKER), int(role is Role.PS)))
-            self.actions[begun:] = [(entry.job.key, entry.floor)]
             entry.has = entry.floor
+        self.actions = [(entry.job.key, entry.floor) for entry in self.jobs if entry.floor != NOTHING]
 
     def keep(self, targets: Iterable[Allocation]) -> None:
         """Let tasks that run stay, up to targets."""

@@ -1365,3 +1365,26 @@ def test_a_job_without_room_for_a_lost_server_keeps_its_tasks_and_so_do_others_w
         assert world.tick(20.0).plan.stops == ()
         world.beat()
     assert set(world.tasks()) == before
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "drf", "tetris", "optimus", "lookahead", "dl2"])
+def test_no_task_ends_for_what_a_job_lacks_of_its_floor_that_has_room_only_without_the_floors_of_others(
+    build, policy: str
+) -> None:
+    """A node of the first job is lost; the second, on the third node, cannot give up enough for a large worker."""
+    world = build(policy=load_policy(policy), cluster_nodes=make_nodes(3, cpu=8, gpu=0), slot_seconds=60.0)
+    servers: dict[str, Any] = {"ps": Resources.of(cpu=1), "max_ps": 1}
+    first = world.submit(worker=Resources.of(cpu=7), min_workers=2, max_workers=2, **servers)
+    world.settle(10)
+    second = world.submit(worker=Resources.of(cpu=1), min_workers=2, max_workers=6, **servers)
+    world.settle(10, 8.0)
+    before = world.has(second)
+    assert world.has(first) == (2, 1)
+    lost = next(task.node for task in world.tasks(first) if task.role is Role.WORKER)
+    (node,) = (node for node in world.manager.nodes if node.name == lost)
+    world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DOWN))
+    for _ in range(8):
+        assert world.tick(20.0).plan.stops == ()
+        world.beat()
+    assert world.has(first)[0] == 1
+    assert world.has(second)[1] == before[1]

@@ -66,12 +66,16 @@ class GreedyAllocation:
         #: Reason why a job gets no more, for jobs that stopped.
         self.reasons: dict[JobKey, Reason] = {}
         floors = dict(snapshot.floors)
+        # What a job lacks of its floor takes no room of what others have of theirs.
+        for part in (Allocation.common, Allocation.beyond):
+            for job in snapshot.jobs:
+                tasks = part(floors.get(job.key, NOTHING), self.held[job.key])
+                if tasks != NOTHING:
+                    packing.add(job, tasks, beyond_limits=True)
         for job in snapshot.jobs:
-            floor = floors.get(job.key, NOTHING)
-            # The tasks of a floor run already, so the job has them even if they do not fit into the packing again.
-            if floor != NOTHING:
-                packing.add(job, floor, beyond_limits=True)
-                self.give(job, floor)
+            # The job has its floor even if that does not fit into the packing again.
+            if floors.get(job.key, NOTHING) != NOTHING:
+                self.give(job, floors[job.key])
 
     def room_key(self, job: Job) -> tuple[frozenset[str] | None, tuple[int, ...]]:
         """The nodes that a job may use and its limits: jobs with equal ones have room for equal tasks alike."""
