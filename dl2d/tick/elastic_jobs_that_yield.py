@@ -1,4 +1,4 @@
-"""Which elastic jobs yield to a waiting job of others (a claim), and which wait and come before it. Pure."""
+"""Which elastic jobs yield to a waiting job of others (a claim), and which lack tasks and come before it. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ class ElasticJobs:
         #: Their priorities, in ascending order. Jobs that yield to a claim yield to all between the same two of them.
         self.priorities = sorted({anchor.priority for anchor in self.anchors.values()})
         self.requests = {job.key: job.request for job in snapshot.jobs}
-        self._held = snapshot.held()
+        held, floors = snapshot.held(), dict(snapshot.floors)
+        #: Jobs that have nothing.
+        self.without_tasks = {key for key in self.anchors if held[key] == NOTHING}
+        #: What jobs lack: of their minimum sizes if they have nothing, else of their floors.
+        self.lacks = {
+            key: self.requests[key].min_size if held[key] == NOTHING else floors.get(key, NOTHING).beyond(held[key])
+            for key in self.anchors
+        }
         self._may_use = snapshot.may_use()
         self._all_nodes = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
         self._silent = silent
@@ -37,22 +44,22 @@ class ElasticJobs:
         )
 
     def waiting(self, growth_limits: Iterable[GrowthLimit], backing_off: Collection[JobKey]) -> list[JobKey]:
-        """Jobs that have nothing, by priority: those that come before a claim of lower priority.
+        """Jobs that lack tasks (``lacks``), by priority: those that come before a claim of lower priority.
 
-        Without those that cannot start: they are silent or ``backing_off``, or a limit leaves too little for their
-        minimum size.
+        Of equal priority those that lack tasks of their floors come first. Without those of which no tasks can start:
+        they are silent or ``backing_off``, or a limit leaves too little for what they lack.
         """
         waiting = {
             anchor.handle: key
             for key, anchor in self.anchors.items()
-            if self._held[key] == NOTHING and key not in backing_off and key not in self._silent
+            if any(self.lacks[key]) and key not in backing_off and key not in self._silent
         }
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():
-                request = self.requests[waiting[handle]]
-                if not limit.allows(request.demand_of(request.min_size), sum(request.min_size)):
+                key = waiting[handle]
+                if not limit.allows(self.requests[key].demand_of(self.lacks[key]), sum(self.lacks[key])):
                     del waiting[handle]
-        return sorted(waiting.values(), key=lambda key: -self.anchors[key].priority)
+        return sorted(waiting.values(), key=lambda key: (-self.anchors[key].priority, key in self.without_tasks))
 
 
 def _yields(anchor: RmJob, claim: Claim) -> bool:

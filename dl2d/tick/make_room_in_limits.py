@@ -159,7 +159,7 @@ def make_room_in_limits(
     given_up = _given_up(history, expired, now)
     other_limits = [limit for limit in listing.growth_limits if limit.reason not in limited_by]
     waiting = jobs.waiting(other_limits, backing_off) if rooms else []
-    elastic = [key for key in waiting if proposed.get(key) != NOTHING]
+    elastic = [key for key in waiting if key in jobs.without_tasks and proposed.get(key) != NOTHING]
     waited: dict[_Key, _Waited] = {}
     granted: set[_Key] = set()
     failed: set[_Kind] = set()

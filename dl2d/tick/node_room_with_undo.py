@@ -43,7 +43,7 @@ class NodeRoom:
         self.used_by_foreign_jobs = {
             node.name: node.used.minus(Resources.total(room_of_tasks.get(node.name, ()))) for node in snapshot.nodes
         }
-        #: That, and what claims, moved tasks and waiting jobs' minimum sizes have taken on a node in the search.
+        #: That, and what claims, moved tasks and tasks that jobs lack have taken on a node in the search.
         self._taken = dict(self.used_by_foreign_jobs)
         #: What is held on a node for claims that start later: it is free for no task and no share of a node. Claims to
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
@@ -59,7 +59,7 @@ class NodeRoom:
                 group, least = (key, role), floor.count(role)
                 self._above_floor[group] = max(held.count(role) - least, 0)
                 self._decided_above_floor[group] = allocations.get(key, held).count(role) - least
-        #: Jobs whose minimum size has room (``take_minima``).
+        #: Jobs without tasks whose minimum size has room (``take_lacked``).
         self.with_minimum: set[JobKey] = set()
         #: Changes that can be undone: mapping, key and former value.
         self._undo_log: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -206,8 +206,8 @@ class NodeRoom:
             self.remove(node, task)
         return leavers is not None
 
-    def take_minima(self, keys: Iterable[JobKey], claimed: Collection[str], passed_over: Collection[JobKey]) -> None:
-        """Take the room of jobs' minimum sizes where it is free or others can spare it, for each job all or nothing.
+    def take_lacked(self, keys: Iterable[JobKey], claimed: Collection[str], passed_over: Collection[JobKey]) -> None:
+        """Take the room of what jobs lack where it is free or others can spare it; of a minimum size all or nothing.
 
         Nodes that claims had in the last tick (``claimed``) come last, so that claims do not go from node to node. Jobs
         that the policy has ``passed_over`` take only free room, and none on these nodes.
@@ -217,22 +217,27 @@ class NodeRoom:
         last = [name for name in self.capacity if name in claimed]
         for key in keys:
             request, only_free = self._jobs.requests[key], key in passed_over
-            minimum = request.worker, request.ps, request.min_size, self.may_use.get(key), only_free
-            if minimum in failed:
+            lacked = request.worker, request.ps, self._jobs.lacks[key], self.may_use.get(key), only_free
+            if lacked in failed:
                 continue
             nodes, may_leave = ([first], None) if only_free else ([first, last], self.can_spare_for_good)
-            if self._take_minimum(key, nodes, may_leave):
+            if not self._take_lacked(key, nodes, may_leave):
+                failed.add(lacked)  # room only becomes less
+            elif key in self._jobs.without_tasks:
                 self.with_minimum.add(key)
-            else:
-                failed.add(minimum)  # room only becomes less
 
-    def _take_minimum(
+    def _take_lacked(
         self, key: JobKey, nodes: Iterable[Collection[str]], may_leave: Callable[[Task], bool] | None
     ) -> bool:
-        request, undo_point = self._jobs.requests[key], self.undo_point
+        """Take the room of what a job lacks; returns whether any was found."""
+        undo_point = self.undo_point
         for role in TASK_ROLES:
-            for _ in range(request.min_size.count(role)):
-                if not any(self.take(key, request.demand(role), names, may_leave) for names in nodes):
+            demand = self._jobs.requests[key].demand(role)
+            for _ in range(self._jobs.lacks[key].count(role)):
+                if any(self.take(key, demand, names, may_leave) for names in nodes):
+                    continue
+                if key in self._jobs.without_tasks:
                     self.undo(undo_point)
                     return False
-        return True
+                break
+        return self.undo_point > undo_point

@@ -95,9 +95,9 @@ def claim_nodes(
 
     Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for waiting ones.
 
-    Jobs whose coordinator is ``silent`` keep their tasks. Waiting elastic jobs that are silent or ``backing_off``, or
-    for whose minimum size ``growth_limits`` leave too little, cannot start and take nothing from claims of lower
-    priority.
+    Jobs whose coordinator is ``silent`` keep their tasks. Before claims of lower priority come elastic jobs that have
+    nothing, with their minimum sizes, and those that lack tasks of their floors; without such as are silent or
+    ``backing_off`` or to which ``growth_limits`` leave too little, since their tasks cannot start.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
     An incomplete listing may lack nodes and jobs, so that nothing is claimed; nor is anything for the
     ``excluded_handles``.
@@ -141,7 +141,7 @@ def claim_nodes(
             (at for at, key in enumerate(waiting) if jobs.anchors[key].priority < claim.priority), len(waiting)
         )
         if first:
-            room.take_minima(waiting[:first], claimed, history.passed_over)
+            room.take_lacked(waiting[:first], claimed, history.passed_over)
             del waiting[:first]
         shape, key = _shape(claim), _key(claim)
         found, unused, partial = None, 0.0, False

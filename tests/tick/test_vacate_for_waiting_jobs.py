@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tick.world import GivesNothing, World
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
@@ -546,6 +546,26 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
     assert follow(world) == []
     assert world.has(second) == (1, 1)
     assert world.job(first).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("yields", [Yields.ALWAYS, Yields.HIGHER_PRIORITY])
+@pytest.mark.parametrize(("priority", "starts", "has"), [(50, 2, (5, 1)), (9000, 4, (3, 1))])
+def test_what_a_running_job_lacks_of_its_floor_comes_before_claims_of_lower_priority(
+    yields: Yields, priority: int, starts: int, has: tuple[int, int]
+) -> None:
+    """A node that was down comes back while four jobs of others wait that would fill it."""
+    with closing(World(cluster_nodes=make_nodes(2, cpu=4, gpu=0), url="")) as world:
+        world.manager.yields = yields
+        demand = {"worker": Resources.of(cpu=1), "ps": Resources.of(cpu=1), "max_ps": 1}
+        job = world.settled(min_workers=5, max_workers=5, **demand)
+        (node,) = (node for node in world.manager.nodes if node.name == "n2")
+        world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DOWN))
+        world.settle()
+        one = {"nodes": 1, "whole": False, "demand": Resources.of(cpu=1), "priority": priority}
+        world.manager.claims = [claim(str(number), **one) for number in range(4)]
+        world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.UP))
+        assert len(follow(world)) == starts
+        assert world.has(job) == has
 
 
 @pytest.mark.parametrize("planned", [False, True])
