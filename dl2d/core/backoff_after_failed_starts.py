@@ -26,8 +26,8 @@ class StartFailures(NamedTuple):
     #: Attempts in which tasks were ended from outside, or the resource manager lost tasks that waited. They delay the
     #: next one, and count less, since the job may not have caused them.
     from_outside: int = 0
-    #: Attempts that only delay the next one: the resource manager refused the starts, tasks were preempted or lost with
-    #: their nodes, the job was training, or the start of its anchor ended with an error of the daemon's machine.
+    #: Attempts that only delay the next one: the resource manager refused the starts, tasks were preempted, the job was
+    #: training, or the start of its anchor ended with an error of the daemon's machine.
     not_counted: int = 0
 
     @property

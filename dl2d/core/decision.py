@@ -45,7 +45,7 @@ class Constraint(enum.StrEnum):
     OBSERVED = "observed"
 
 
-#: Constraints by which a job gets less because others have or get the room on nodes.
+#: Constraints that say that a job gets less because nodes have no room for its tasks.
 FOR_WANT_OF_ROOM: Final = frozenset(
     {Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE, Constraint.CLAIM}
 )

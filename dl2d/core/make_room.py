@@ -31,7 +31,7 @@ MAX_WAITING_TASKS = 64
 MAX_MOVES = 16
 
 #: Maximum number of nodes that are examined for such moves.
-MAX_NODES = 100
+MAX_EXAMINED_NODES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class RoomMade:
     leaving: tuple[Task, ...]
     #: Tasks that move, each with the node where its replacement has room that no waiting task needs.
     moving: tuple[tuple[Task, str], ...]
-    #: Waiting tasks for which no room can be made.
+    #: Waiting tasks for which no room was made, those beyond ``MAX_WAITING_TASKS`` included.
     without_room: tuple[WaitingTask, ...] = ()
 
 
@@ -63,10 +63,10 @@ def make_room(
 ) -> RoomMade:
     """Choose the tasks that leave or move, for one waiting task after the other.
 
-    A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave; else that
-    where the fewest other tasks have to move, at most ``MAX_MOVES``. Of nodes where equally many have to leave, it gets
-    the one where the lowest number among these tasks is highest (``Task.number``, which counts the tasks of a job and
-    role).
+    A waiting task gets the first node with room; else the node where the fewest surplus tasks have to leave; else, of
+    the ``MAX_EXAMINED_NODES`` that lack least, one where few other tasks have to move, at most ``MAX_MOVES``. Of nodes
+    where equally many have to leave, it gets the one where the lowest number among these tasks is highest
+    (``Task.number``, which counts the tasks of a job and role).
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def make_room(
             node, leavers = cheapest
             cluster.remove(node, leavers)
             leaving += leavers
-        if node is None and (vacated := cluster.fewest_moves(demand)) is not None:
+        if node is None and (vacated := cluster.few_moves(demand)) is not None:
             node = vacated.node
             cluster.remove(node, vacated.leaving)
             leaving += vacated.leaving
@@ -194,17 +194,17 @@ class _Cluster:
         self._changed(task.node)
         self.reserve(target, task.demand)
 
-    def fewest_moves(self, demand: _Wanted) -> _Vacated | None:
-        """The node where the fewest tasks have to move so that a demand fits, with surplus tasks that leave it.
+    def few_moves(self, demand: _Wanted) -> _Vacated | None:
+        """A node where few tasks have to move so that a demand fits, with the surplus tasks that leave it.
 
-        Of the nodes that lack least for the demand, ``MAX_NODES`` are examined. What leaving tasks still hold on other
-        nodes counts as free there. Only confirmed tasks move, and none of a group that waits for room itself.
+        ``MAX_EXAMINED_NODES`` are examined, those that lack least for the demand. What leaving tasks still hold on
+        other nodes counts as free there. Only confirmed tasks move, and none of a group that waits for room itself.
         """
         if demand not in self._lacks:
             self._lacks[demand] = [self._lack(demand, node) for node in self._names]
         lacks = self._lacks[demand]
         best: _Vacated | None = None
-        for index in heapq.nsmallest(MAX_NODES, range(len(lacks)), key=lacks.__getitem__):
+        for index in heapq.nsmallest(MAX_EXAMINED_NODES, range(len(lacks)), key=lacks.__getitem__):
             most = MAX_MOVES if best is None else len(best.moving) - 1
             if most < 1 or math.isinf(lacks[index]):
                 break
@@ -212,7 +212,7 @@ class _Cluster:
         return best
 
     def _lack(self, wanted: _Wanted, node: str) -> float:
-        """What a demand lacks on a node, as the sum of its share of each resource; inf if its tasks hold less."""
+        """What a demand lacks on a node, as a part of each resource, summed; inf if the tasks there hold less."""
         if not wanted.fits(node, self._free[node] + Resources.total(task.room for task in self._on_node.get(node, ()))):
             return math.inf
         free = dict(self._free[node].thousandths)

@@ -15,9 +15,9 @@ def leaving_order(task: Task) -> tuple[bool, int]:
 
 
 def leaving_order_by_reason(snapshot: Snapshot, decision: Decision) -> Callable[[Task], tuple[bool, bool, int]]:
-    """Sort key like ``leaving_order``, in which the nodes that take no new tasks come first.
+    """Sort key like ``leaving_order``, but tasks on nodes that take no new tasks leave first.
 
-    Those of a job that shrinks for want of room come last: nobody gets the room that its tasks have there.
+    Of a job that shrinks for want of room they leave last, since nobody gets their room.
     """
     up = {node.name for node in snapshot.nodes if node.state is NodeState.UP}
     for_room = {

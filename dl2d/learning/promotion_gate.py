@@ -108,12 +108,10 @@ def judge(
     surely shorter, or longer by less than ``settings.margin``: with the mean of log(candidate / current) over the cases
     of each day as a sample, the 95 % interval of the mean over days (Student's t) lies below log(1 + margin). Cases of
     one day have the same jobs, so they are no separate samples. With ``settings.whatever_speeds`` the upper end of the
-    95 % prediction interval of the mean over days with one more draw of speeds lies below log(1 + margin), too: the
-    true speeds are such a draw, and of 16 draws the worst is exceeded by the next in one of 17 cases. With a margin it
-    also passes if the interval lies below it where days that it shortens count as 0: that it is much better on one day
-    than on another widens the interval, and says nothing against it. (Where it is worse by just the margin, that passes
-    in up to 10 % of cases for 3 days that differ much, 6 % for 4, and 3 % from 7 on.) ``jobs`` is the
-    number of jobs compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard
+    95 % prediction interval of the mean over days with one more draw of speeds, as which the true speeds count, lies
+    below log(1 + margin), too. With a margin, it also passes if the interval lies below it when days that it shortens
+    count as unchanged: large gains on single days widen the interval. ``jobs`` is the number of jobs compared, of these
+    days. ``current`` is None if that is the site's own scheduler, which the guard
     does not limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
@@ -143,15 +141,15 @@ def judge(
     worst = _worst_by_speeds(cases) if settings.whatever_speeds else -math.inf
     if settings.whatever_speeds:
         result += f", up to {worst:+.2%} with other speeds" if math.isfinite(worst) else ", with one draw of speeds"
-    gains_aside = settings.margin > 0 and _high([max(day, 0.0) for day in days]) < settings.margin
-    if (high < settings.margin or gains_aside) and worst >= settings.margin:
+    without_gains = settings.margin > 0 and _high([max(day, 0.0) for day in days]) < settings.margin
+    if (high < settings.margin or without_gains) and worst >= settings.margin:
         return verdict(f"not surely {wanted} whatever the speeds: {result}")
     if high < 0:
         return verdict(result, passed=True)
     if high < settings.margin:
         return verdict(f"surely {wanted}: {result}", passed=True)
-    if gains_aside:
-        return verdict(f"surely {wanted}, gains of single days aside: {result}", passed=True)
+    if without_gains:
+        return verdict(f"surely {wanted}, even if days on which it is better count as unchanged: {result}", passed=True)
     return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
 
 

@@ -311,7 +311,7 @@ class _Filling:
     def give_floors(self, held: Mapping[JobKey, Allocation]) -> None:
         """Give each job its floor; it stands even where there is no room for it.
 
-        What a job lacks of it takes no room of what others have of theirs.
+        What jobs have of their floors comes first, so that what others lack of theirs does not take its room.
         """
         for part in (Allocation.common, Allocation.beyond):
             for entry in self.jobs:

@@ -324,7 +324,7 @@ def _task_change(
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
        listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
-       hour: the next one would wait for the same limit, behind all that came meanwhile.
+       hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted.
@@ -352,10 +352,9 @@ def _task_change(
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
-        # A node may be refused in a single listing, as when slurmctld has just started.
-        waits_for_limit = is_of_floor and listed.limit is not None
-        if waits_for_limit:
+        if is_of_floor and listed.limit is not None:
             max_wait = max(max_wait, MAX_FLOOR_IN_LIMIT_SECONDS)
+        # Two listings have to say so: slurmctld may refuse a node once, for example just after its start.
         elif refusal and listed.reason == task.note:
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
         if may_give_up and task.state is TaskState.ASKED and elapsed.in_state > max_wait:

@@ -11,9 +11,8 @@ from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
-#: The job has certainly not caused these.
-_NOT_COUNTED = (FailureCause.PREEMPTED, FailureCause.NODE_LOST)
-_FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.REQUEUED)
+#: Causes of which ten count as one attempt: a job may be the reason why its nodes fail.
+_FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.REQUEUED, FailureCause.NODE_LOST)
 
 
 def count_failures(
@@ -25,9 +24,9 @@ def count_failures(
 
     - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
     - in ``attempts`` if a task ended by itself;
-    - else in ``from_outside`` if a task was cancelled or requeued, its coordinator heard nothing of it, or it waited
-      and is no longer listed (YARN's manager keeps waiting tasks in memory only);
-    - else in ``not_counted``: a task was preempted, or its node was lost.
+    - else in ``from_outside`` if a task was cancelled or requeued, its node was lost, its coordinator heard nothing of
+      it, or it waited and is no longer listed (YARN's manager keeps waiting tasks in memory only);
+    - else in ``not_counted``: a task was preempted.
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
     task that never reached the resource manager does not count, since the job did not cause that.
@@ -47,15 +46,14 @@ def count_failures(
         if change.state is TaskState.FAILED and task.state.rank < TaskState.JOINED.rank and task.handle:
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
             is_from_outside = may_have_waited or change.cause in _FROM_OUTSIDE
-            found = not_counted if change.cause in _NOT_COUNTED else from_outside if is_from_outside else ended
+            is_preempted = change.cause is FailureCause.PREEMPTED
+            found = not_counted if is_preempted else from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, reason in (not_counted | from_outside | ended).items():
         known = counted.get(key, NO_FAILURES)._replace(last=reason, at=at)
-        if key in confirmed:
-            counted[key] = known._replace(not_counted=known.not_counted + 1)
-        elif key in ended:
+        if key in ended and key not in confirmed:
             counted[key] = known._replace(attempts=known.attempts + 1)
-        elif key in from_outside:
+        elif key in from_outside and key not in confirmed:
             counted[key] = known._replace(from_outside=known.from_outside + 1)
         else:
             counted[key] = known._replace(not_counted=known.not_counted + 1)

@@ -18,12 +18,12 @@ from dl2d.core.resize_guard_state import GuardState, LearnedLimit
 from dl2d.core.resource_manager import GrowthLimit, RmJob
 from dl2d.core.resources import Resources
 
-#: How long the jobs that were found to wait for a limit do not grow; doubled each time that it is found again, up to
-#: the second value. If they have more each time, the limit is one that moves, and it is doubled so often at most.
+#: How long the jobs that wait for a limit do not grow; doubled each time that they are found waiting again, up to the
+#: maximum. If they had more than the last time, so that the limit is not constant, it is doubled this often at most.
 _LIMIT_SECONDS: Final = 60.0
 _MAX_LIMIT_SECONDS: Final = 3600.0
 _MAX_TIMES_AFTER_GROWTH: Final = 4
-#: How long after that time a limit is remembered.
+#: How long a limit is remembered after the jobs may grow again.
 _FORGET_SECONDS: Final = 600.0
 
 

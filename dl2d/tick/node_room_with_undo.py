@@ -212,18 +212,18 @@ class NodeRoom:
         Nodes that claims had in the last tick (``claimed``) come last, so that claims do not go from node to node. Jobs
         that the policy has ``passed_over`` take only free room, and none on these nodes.
         """
-        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None, bool]]()
+        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None, bool, bool]]()
         first = [name for name in self.capacity if name not in claimed]
         last = [name for name in self.capacity if name in claimed]
         for key in keys:
-            request, only_free = self._jobs.requests[key], key in passed_over
-            lacked = request.worker, request.ps, self._jobs.lacks[key], self.may_use.get(key), only_free
+            request, only_free, whole = self._jobs.requests[key], key in passed_over, key in self._jobs.without_tasks
+            lacked = request.worker, request.ps, self._jobs.lacks[key], self.may_use.get(key), only_free, whole
             if lacked in failed:
                 continue
             nodes, may_leave = ([first], None) if only_free else ([first, last], self.can_spare_for_good)
             if not self._take_lacked(key, nodes, may_leave):
                 failed.add(lacked)  # room only becomes less
-            elif key in self._jobs.without_tasks:
+            elif whole:
                 self.with_minimum.add(key)
 
     def _take_lacked(

@@ -300,8 +300,8 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
         each.sums.append(capacity)
         if each.job.key in waiting:
             text = (
-                f"what it lacks of its floor {each.lowest} waits: "
-                "the nodes that take new tasks of the job have no room for it all beside the floors of others"
+                f"what it lacks of its floor {each.lowest} waits: the nodes that take new tasks of the job have no "
+                "room for all of it, even if no other job had more than its floor"
             )
             each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
     return [capacity]

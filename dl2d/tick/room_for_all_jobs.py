@@ -63,7 +63,9 @@ def floor_tasks_without_room(
     lacking = [(job, floor.beyond(held[job.key])) for job, floor in floors if not held[job.key].covers(floor)]
     if not lacking:
         return {}
-    open_nodes = {nodes: nodes & every for nodes in set(sets.values())}
+    # Equal sets are one object: sets of thousands of names are compared slowly.
+    same = {every: every}
+    open_nodes = {nodes: same.setdefault(nodes & every, nodes & every) for nodes in set(sets.values())}
     usable = {job.key: open_nodes[sets[job.key]] if job.key in sets else every for job, _ in floors}
     own: dict[tuple[JobKey, Role], Counter[str]] = defaultdict(Counter)
     for task in snapshot.tasks:
@@ -88,12 +90,13 @@ def floor_tasks_without_room(
         left = Counter[str]()
         for node in nodes:
             left.update(room[node])
+        within = {each: each <= nodes for each in same}
         for job, floor in floors:
-            for role in TASK_ROLES if usable[job.key] <= nodes else ():
+            for role in TASK_ROLES if within[usable[job.key]] else ():
                 has, here = held[job.key].count(role), own_on(job, role, nodes)
                 _take(left, job.request.demand(role), max(min(floor.count(role), has) - (has - here), 0))
         for job, _ in lacking:
-            for role in TASK_ROLES if usable[job.key] <= nodes else ():
+            for role in TASK_ROLES if within[usable[job.key]] else ():
                 demand, count = job.request.demand(role), fitting[job.key, role]
                 fitting[job.key, role] = max(
                     min([count, *(left[name] // most for name, most in demand.thousandths)]), 0

@@ -355,7 +355,7 @@ def test_limits_that_dl2d_does_not_ask_for(
     manager = {"name": "slurm", "slurm": {"backend": "command"}}
     said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm limits", "")
     whole = "GrpTRES=node of account lab, GrpTRESMins of account lab, GrpWall of QOS long"
-    assert said.startswith(f"Slurm has limits of nodes or minutes ({whole}") is warns
+    assert said.startswith(f"Slurm limits the number of nodes or the minutes ({whole}") is warns
     assert bool(said) is warns
 
 

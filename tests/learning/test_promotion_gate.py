@@ -92,8 +92,20 @@ class TestJudge:
             ((1.0, 1.0, 1.0), "surely less than 2 % worse: mean completion time +0.00%"),
             ((1.011, 1.01, 1.009), "surely less than 2 % worse: mean completion time +1.00%"),
             ((0.95, 1.05, 1.0), "not surely less than 2 % worse: mean completion time -0.08%"),
-            ((0.6, 0.9, 1.0), "surely less than 2 % worse, gains of single days aside: mean completion time -18.57%"),
-            ((0.6, 0.9, 1.01), "surely less than 2 % worse, gains of single days aside: mean completion time -18.30%"),
+            (
+                (0.6, 0.9, 1.0),
+                (
+                    "surely less than 2 % worse, even if days on which it is better count as unchanged: "
+                    "mean completion time -18.57%"
+                ),
+            ),
+            (
+                (0.6, 0.9, 1.01),
+                (
+                    "surely less than 2 % worse, even if days on which it is better count as unchanged: "
+                    "mean completion time -18.30%"
+                ),
+            ),
             ((0.6, 0.9, 1.03), "not surely less than 2 % worse: mean completion time"),
             ((1.031, 1.03, 1.029), "surely worse: mean completion time +3.00%"),
         ],

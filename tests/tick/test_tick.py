@@ -253,8 +253,22 @@ def test_waiting_tasks_that_the_manager_loses_again_and_again_delay_the_next_and
     assert world.store.guard_state().start_failures == {}
 
 
-@pytest.mark.parametrize("end", [RmJobState.PREEMPTED, RmJobState.LOST])
-def test_tasks_that_are_preempted_or_lost_with_their_nodes_again_and_again_never_end_the_job(build, end) -> None:
+def test_a_job_whose_nodes_fail_whenever_its_tasks_start_ends_after_ten_times_as_many_attempts(build) -> None:
+    world = build(timeouts=Timeouts(start_failures=1, start_seconds=5000, silent_seconds=5000))
+    job = world.ready(max_workers=1, max_ps=1)
+    attempts = 0
+    while world.job(job).state is JobState.READY:
+        world.tick(650.0)
+        tasks = [rm_job for rm_job in world.manager.live() if ":anchor" not in rm_job.tag]
+        attempts += bool(tasks)
+        for rm_job in tasks:
+            world.manager.end(rm_job.handle, RmJobState.LOST, "NODE_FAIL")
+        world.beat()
+    assert attempts == 10
+    assert world.job(job).state is JobState.FAILED
+
+
+def test_tasks_that_are_preempted_again_and_again_never_end_the_job(build) -> None:
     world = build(timeouts=Timeouts(start_failures=1, start_seconds=5000, silent_seconds=5000))
     job = world.ready(max_workers=1, max_ps=1)
     starts, why = 0, None
@@ -264,7 +278,7 @@ def test_tasks_that_are_preempted_or_lost_with_their_nodes_again_and_again_never
         why = next(iter(reason(report, job).guarded), why)
         for rm_job in world.manager.live():
             if ":anchor" not in rm_job.tag:
-                world.manager.end(rm_job.handle, end, "for a job of higher priority")
+                world.manager.end(rm_job.handle, RmJobState.PREEMPTED, "for a job of higher priority")
         world.beat()
     assert starts >= 25  # at most once in 600 s
     assert world.job(job).state is JobState.READY

@@ -66,7 +66,7 @@ class GreedyAllocation:
         #: Reason why a job gets no more, for jobs that stopped.
         self.reasons: dict[JobKey, Reason] = {}
         floors = dict(snapshot.floors)
-        # What a job lacks of its floor takes no room of what others have of theirs.
+        # What jobs have of their floors is added first, so that what others lack of theirs does not take its room.
         for part in (Allocation.common, Allocation.beyond):
             for job in snapshot.jobs:
                 tasks = part(floors.get(job.key, NOTHING), self.held[job.key])

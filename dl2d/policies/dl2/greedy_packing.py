@@ -25,9 +25,8 @@ class GreedyPacking:
     Tasks that stay come first, on their nodes, so that new tasks are placed on what these leave free. In the other
     passes the largest tasks go first. With ``smallest_first`` the third pass begins with the smallest: it is for
     placements that place a task on the least used node or not at all, where small tasks keep the nodes evenly used, and
-    one node that is full too early blocks all tasks. With ``starts_first`` the second pass comes before the first, so
-    that tasks which run may have to move: on other nodes no task of a job may be in the way that needs a large part of
-    a node.
+    one node that is full too early blocks all tasks. With ``starts_first`` the second pass comes before the first:
+    running tasks beyond floors may have to move, to make room for a task that needs a large part of a node.
     """
 
     def __init__(self, allocation: GreedyAllocation, *, smallest_first: bool, starts_first: bool) -> None:

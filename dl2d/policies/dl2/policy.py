@@ -66,9 +66,9 @@ class Dl2:
     3. Within the total resources of the cluster and the limits of the jobs, these are enlarged step by step; the step
        with the highest score is made next (``size_search``, ``scoring``).
     4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4
-       are done once more for the other jobs. If a job cannot start since no single node has room for one of its tasks,
-       stages 3 and 4 are repeated with minimum sizes of jobs that start before the tasks that run; of the two results
-       the one counts that leaves fewer such jobs waiting.
+       are done once more for the other jobs. If a job cannot start because no single node has room for one of its
+       tasks, stages 3 and 4 are repeated with the minimum sizes of jobs that start placed before running tasks beyond
+       floors. The second result is used if fewer jobs wait for this reason, and moves of running tasks can start one.
 
     Parameters
     ----------
@@ -454,9 +454,9 @@ def _fragmented_starts(decision: Decision) -> frozenset[JobKey]:
 
 
 def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> bool:
-    """Whether tasks beyond floors can leave or move so that one of these jobs at least starts by the decision.
+    """Whether moves of tasks beyond floors can start at least one of these jobs.
 
-    The packing gives all tasks anew, so it may have no way there from where the tasks are.
+    The packing ignores where running tasks are now, so moves may not lead to it.
     """
     allocations, held, floors = decision.allocations(), snapshot.held(), dict(snapshot.floors)
     free = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes if node.state is NodeState.UP}
@@ -471,7 +471,7 @@ def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snaps
         task
         for (key, role), tasks in groups.items()
         if key in requests
-        for task in tasks[: len(tasks) - floors.get(key, NOTHING).count(role)]
+        for task in tasks[: max(len(tasks) - floors.get(key, NOTHING).count(role), 0)]
     ]
     surplus = {
         (key, role): held[key].count(role) - allocations[key].count(role) for key, role in groups if key in requests
@@ -487,7 +487,8 @@ def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snaps
     have_room = {task.demand for task in waiting if any(task.demand.fits_in(room) for room in free.values())}
     waiting.sort(key=lambda task: task.demand not in have_room)
     made = make_room(waiting, free, beyond_floors, surplus, snapshot.may_use())
-    return not {task.group[0] for task in made.without_room}.issuperset(jobs)
+    blocked = {task.group[0] for task in made.without_room}
+    return any(key not in blocked for key in jobs)
 
 
 def _give_minimum(allocation: GreedyAllocation, job: Job) -> None:

@@ -494,3 +494,19 @@ def test_limits_on_submitted_jobs_leave_a_tenth_to_users(
     assert {name: amount for name, amount in limit.left.items() if name != "tasks"} == (
         {} if left else {"cpu": 0, "gpu": 0, "memory": 0}
     )
+
+
+def test_a_job_that_waits_needs_nothing_more_of_a_limit_on_submitted_jobs(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    records = (
+        ASSOCIATION.format("ml", "", "", "root(1)", "N(0)", "cpu=3(3)", "")
+        + ASSOCIATION.format("ml", "alice(9)", "", "", "N(0)", "cpu=N(0)", "")
+        + ASSOCIATION.format("ml", "bob(10)", "", "", "N(0)", "cpu=N(0)", " MaxSubmitJobs=100(95)")
+    )
+    slurm.answer("squeue", rows=[job_row(1, Account="ml"), job_row(2, Account="ml", UserName="bob"), pending(20)])
+    slurm.answer("scontrol", stdout=records)
+    limits = {limit.reason: limit for limit in manager_on().listing(tasks=()).growth_limits}
+    submitted = limits.pop("Slurm's limit MaxSubmitJobs of user bob in account ml")
+    assert (submitted.left["tasks"], submitted.waiting) == (0, frozenset())
+    assert [limit.waiting for limit in limits.values()] == [{"20"}]

@@ -7,7 +7,7 @@ from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.make_room import MAX_NODES, RoomMade, WaitingTask, make_room
+from dl2d.core.make_room import MAX_EXAMINED_NODES, RoomMade, WaitingTask, make_room
 from dl2d.core.resources import Resources
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.testing import make_nodes
@@ -101,7 +101,7 @@ def test_tasks_that_hold_nothing_of_what_is_lacking_do_not_move() -> None:
 
 def test_nodes_whose_tasks_cannot_move_hide_no_other() -> None:
     """Of the tasks on the nodes that lack least, some have not joined yet, and some wait for room themselves."""
-    count = MAX_NODES
+    count = MAX_EXAMINED_NODES
     room = {f"n{number}": Resources.of(cpu=7) for number in range(2 * count)} | {"m": Resources.of(cpu=6)}
     tasks = [task(A, number, f"n{number}", TaskState.GRANTED, cpu=1) for number in range(count)]
     tasks += [task(B, number, f"n{number}", cpu=1) for number in range(count, 2 * count)]

@@ -1,7 +1,7 @@
-"""Which waiting jobs get all memory of their nodes: those without ``--mem`` at sites without DefMemPerCPU or -Node.
+"""Waiting jobs that get all memory of their nodes: with ``--mem=0``, or without ``--mem`` where no default is set.
 
-squeue shows the memory of one of the nodes that such a job may get, although it is given that of the node that is
-chosen. Only its ``MinMemory`` tells these jobs from such that ask for so much: it is 0.
+squeue shows for such a job the memory of one node that it may get. Its ``MinMemory`` is 0; that of a job that asks for
+this amount is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELDS = ("JobID", "MinMemory")
 
 
 class JobsWithAllMemory:
-    """Asks squeue once for each job of which this is not clear: its memory is that of a node, and nodes differ."""
+    """Asks squeue once for each job whose memory equals that of a node, where nodes differ in memory."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -30,7 +30,7 @@ class JobsWithAllMemory:
         self._known: dict[tuple[str, Resources], bool] = {}
 
     def among(self, waiting: Iterable[WaitingJob], capacities: Collection[Resources]) -> frozenset[str]:
-        """Handles (``Claim.handle``) of those; a job of which squeue says nothing is asked for again next time."""
+        """Handles (``Claim.handle``) of these jobs. A job that squeue does not show is asked about again next time."""
         sizes = {capacity.get("memory") for capacity in capacities}
         unclear = {
             (job.claim.handle, job.claim.demand)
@@ -51,5 +51,5 @@ class JobsWithAllMemory:
         answer, found = query_jobs(self._commands, _FIELDS, handles)
         if answer.status != 0:
             raise failure("squeue failed", answer)
-        # Memory is shown with a unit, but for none.
+        # A value of 0 may be shown with or without a unit.
         return {record["JobID"]: record["MinMemory"].rstrip("KMGT") for record in found}

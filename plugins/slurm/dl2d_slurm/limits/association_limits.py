@@ -60,7 +60,7 @@ _REPLACED: Final = {f"{kind}Per{each}": kind for kind in ("MaxJobs", "MaxSubmitJ
 #: What limits count beside resources: jobs that run, and all that have not ended.
 _RUNNING: Final = "jobs"
 _SUBMITTED: Final = "submitted"
-#: Of a limit on submitted jobs, so much stays free of tasks above floors: a tenth of it, and no more than ten jobs.
+#: Part of a limit on submitted jobs that is left to jobs that users submit: a tenth, at most ten jobs.
 _KEPT_FREE: Final = 0.1
 _MAX_KEPT_FREE: Final = 10
 #: The user of jobs, and the options that say with it which limits hold for them.
@@ -164,7 +164,7 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
 
 
 def enforces_limits(configuration: str) -> bool:
-    """Whether Slurm enforces limits, by the answer of ``scontrol show config``."""
+    """Whether Slurm enforces limits, by the answer of ``scontrol show config``; True if that does not say."""
     enforced = _ENFORCED.search(configuration)
     return enforced is None or not {"limits", "safe", "all"}.isdisjoint(enforced[1].split(","))
 
@@ -309,7 +309,8 @@ class AssociationLimits:
                         amount = max(0.0, _most(name, most, factor) - used - held.get(name, 0.0))
                         handles: set[str] = set()
                         for of, scope, reason in waits:
-                            if applicable.factor(limit, name, (of, scope)) == factor:
+                            # Jobs that wait have been submitted.
+                            if name != _SUBMITTED and applicable.factor(limit, name, (of, scope)) == factor:
                                 handles.update(waiting[of, scope, reason])
                                 by_reason.update(waiting[of, scope, reason] if limit.is_reason(reason, name) else ())
                         part = limited, frozenset(handles), factor
@@ -402,7 +403,7 @@ class _ApplicableLimits:
         self._first: dict[_Scope, dict[tuple[str, str], int]] = {}
 
     def factor(self, limit: AssociationLimit, resource: str, key: _Scope) -> float | None:
-        """By what a limit that holds for jobs is multiplied for them; None if it does not apply to them.
+        """Factor by which Slurm multiplies a limit for these jobs; None if it does not apply the limit to them.
 
         Of the limits of its kind on the resource, Slurm applies the first.
         """

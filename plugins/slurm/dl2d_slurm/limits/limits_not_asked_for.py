@@ -39,8 +39,9 @@ def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
     except ResourceManagerError:
         return ""
     return (
-        f"Slurm has limits of nodes or minutes ({some_of(found)}): dl2d does not ask for these, and elastic jobs stop "
-        "growing only when one of their tasks waits for one"
+        f"Slurm limits the number of nodes or the minutes ({some_of(found)}): dl2d does not read these limits, so "
+        "elastic jobs grow until one of their tasks waits for one; limit cpu or gres/gpu (GrpTRES) instead, if that is "
+        "not wanted"
     )
 
 

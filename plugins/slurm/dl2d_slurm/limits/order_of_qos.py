@@ -23,9 +23,10 @@ from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 log = structlog.get_logger(__name__)
 
-#: Of what ``scontrol show assoc_mgr`` leaves out, slurmdbd alone tells. Each line is ``name|flag,flag|factor``.
+#: ``scontrol show assoc_mgr`` does not print flags and factors; slurmdbd has them. Each line is
+#: ``name|flag,flag|factor``.
 _SHOW_QOS: Final = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,flags,limitfactor")
-#: How often slurmdbd is asked; after each failure in a row half as often, down to once in the second time.
+#: Seconds between two questions to slurmdbd, doubled with each failure in a row after the first, up to the maximum.
 _ASK_SECONDS: Final = 600.0
 _MAX_ASK_SECONDS: Final = 3600.0
 #: How long a listing waits for an answer.
@@ -37,7 +38,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class OrderOfQos:
-    """What Slurm's order follows from."""
+    """Flags, factors and QOS of partitions, from which the order follows."""
 
     #: Names of the QOS that come before that of the partition.
     first: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ class KnownOrderOfQos:
         return replace(self._order, of_partitions=of_partitions)
 
     def _ask_of_all(self) -> None:
-        """If slurmdbd does not tell, flags and factors stay as they were."""
+        """Ask slurmdbd for flags and factors, which stay as they were if it does not answer."""
         try:
             answer = self._answer(*_SHOW_QOS)
         except ResourceManagerError as error:
