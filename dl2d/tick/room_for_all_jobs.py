@@ -65,7 +65,10 @@ def floor_tasks_without_room(
         return {}
     # Equal sets are one object: sets of thousands of names are compared slowly.
     same = {every: every}
-    open_nodes = {nodes: same.setdefault(nodes & every, nodes & every) for nodes in set(sets.values())}
+    open_nodes: dict[frozenset[str], frozenset[str]] = {}
+    for nodes in set(sets.values()):
+        usable_nodes = nodes & every
+        open_nodes[nodes] = same.setdefault(usable_nodes, usable_nodes)
     usable = {job.key: open_nodes[sets[job.key]] if job.key in sets else every for job, _ in floors}
     own: dict[tuple[JobKey, Role], Counter[str]] = defaultdict(Counter)
     for task in snapshot.tasks:
