@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from pslite.job.sample_assignment import permutation
+from pslite.job.sample_order import permutation
 from pslite.testing import pace
 from pslite.torch import SGD, ElasticJob, Group
 

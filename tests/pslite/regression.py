@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pslite.job.job_spec import JobSpec, Mean, Optimizer, Part, Segment
-from pslite.job.sample_assignment import permutation
+from pslite.job.sample_order import permutation
 from pslite.job.shard_and_block_assignment import sample_slice
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.numeric.sparse_rows import Rows

@@ -17,7 +17,7 @@ from pslite.job.job_spec import SGD, Adam, JobSpec, Mean, Part, Segment, block_b
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay
 from pslite.job.membership_plan import next_members, reduction
 from pslite.job.reduction_tree import ROOT, TreeSum, cover, held, span, width
-from pslite.job.sample_assignment import permutation, stream
+from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import assign, ranges, sample_slice
 from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import GradientSums, Supply

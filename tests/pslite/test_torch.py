@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from pslite.errors import SpecError, UsageError
-from pslite.job.sample_assignment import permutation
+from pslite.job.sample_order import permutation
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import Resize
 from pslite.torch import LAMB, SGD, Adam, Constant, Cosine, ElasticJob, Group, Milestones, Polynomial, StepDecay

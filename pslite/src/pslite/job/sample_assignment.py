@@ -1,10 +1,4 @@
-"""The order of samples in an epoch, and their assignment to workers with loops of their own.
-
-The order is a permutation that depends on (seed, epoch, number of samples) and nothing else.  It is made from integer
-arithmetic only (splitmix64, Steele, Lea and Flood 2014, and a stable sort), not from a library's random generator, so
-that it never changes with a version of numpy or torch, and every worker can compute it for itself.  Each sample of an
-epoch is assigned once, to whoever asks next.
-"""
+"""Assignment of samples to workers with loops of their own: each sample of an epoch once, to whoever asks next."""
 
 from __future__ import annotations
 
@@ -12,13 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 #: after so long without an answer the coordinator is asked for samples again
 ASK_AGAIN_SECONDS = 1.0
-_GAMMA = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 
 class SampleRange(NamedTuple):
@@ -124,33 +113,3 @@ class SampleAssigner:
         before, ranges = self.assigned.pop(task, (-1, []))
         if before >= max(self.version, version):
             self.returned += ranges
-
-
-def mix(value: int) -> int:
-    """Return the splitmix64 finaliser of a 64-bit integer."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def stream(*parts: int) -> int:
-    """Return a 64-bit seed that depends on every one of the integers, in order."""
-    state = 0
-    for part in parts:
-        state = mix((state + _GAMMA) ^ mix(part + _GAMMA))
-    return state
-
-
-def permutation(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
-    """Return the indices 0 .. samples-1 in the order in which `epoch` uses them; shape (samples,)."""
-    state = np.uint64(stream(seed, epoch))
-    hashes = np.arange(1, samples + 1, dtype=np.uint64)
-    hashes *= np.uint64(_GAMMA)
-    hashes += state
-    hashes ^= hashes >> np.uint64(30)
-    hashes *= np.uint64(0xBF58476D1CE4E5B9)
-    hashes ^= hashes >> np.uint64(27)
-    hashes *= np.uint64(0x94D049BB133111EB)
-    hashes ^= hashes >> np.uint64(31)
-    return np.argsort(hashes, kind="stable").astype(np.int64, copy=False)

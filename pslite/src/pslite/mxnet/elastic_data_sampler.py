@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sized
 from mxnet.gluon.data import Sampler
 
 from pslite.errors import UsageError
-from pslite.job.sample_assignment import NOT_COUNTED, SampleRange, Seen, permutation
+from pslite.job.sample_assignment import NOT_COUNTED, SampleRange, Seen
+from pslite.job.sample_order import permutation
 from pslite.worker.training_loop import open_session
 from pslite.worker.training_session import OpenSession
 

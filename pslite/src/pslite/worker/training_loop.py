@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import Descent, DType, JobSpec, Mean, Part, Segment, block_bytes_for
 from pslite.job.printable_text import tell
-from pslite.job.sample_assignment import permutation, stream
+from pslite.job.sample_order import permutation, stream
 from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.environment_parsing import TaskEnvironment, architecture_of, durability_of, role_of, task_environment
 from pslite.numeric.gradient_sums import Bundle, GradientSums
