@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Decision
+
+#: Sort key for the tasks of a group, by which those that leave first come first.
+LeavingOrder: TypeAlias = Callable[[Task], tuple[bool, bool, int]]
 
 
 def leaving_order(task: Task) -> tuple[bool, int]:
@@ -14,7 +18,7 @@ def leaving_order(task: Task) -> tuple[bool, int]:
     return joined, -task.number
 
 
-def leaving_order_by_reason(snapshot: Snapshot, decision: Decision) -> Callable[[Task], tuple[bool, bool, int]]:
+def leaving_order_by_reason(snapshot: Snapshot, decision: Decision) -> LeavingOrder:
     """Sort key like ``leaving_order``, but tasks on nodes that take no new tasks leave first.
 
     Of a job that shrinks for want of room they leave last, since nobody gets their room.

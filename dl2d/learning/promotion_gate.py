@@ -111,8 +111,8 @@ def judge(
     95 % prediction interval of the mean over days with one more draw of speeds, as which the true speeds count, lies
     below log(1 + margin), too. With a margin, it also passes if the interval lies below it when days that it shortens
     count as unchanged: large gains on single days widen the interval. ``jobs`` is the number of jobs compared, of these
-    days. ``current`` is None if that is the site's own scheduler, which the guard
-    does not limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
+    days. ``current`` is None if that is the site's own scheduler, which the guard does not limit. ``current_problem``
+    is why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:

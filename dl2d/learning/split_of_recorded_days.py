@@ -225,10 +225,10 @@ def _period_cases(
         whole = period_of(history, period[0].begin, end)
         if whole is None:
             continue
-        most = 2 * _MOST_DRAWS if history.assumed else _MOST_DRAWS
+        means, most = speeds.means(), 2 * _MOST_DRAWS if history.assumed else _MOST_DRAWS
         for number in range(max(2, min(most, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
-            tables = speeds.draw(rng) if number else speeds.means()
-            workload = workload_of(with_recorded_times(whole, speeds.means(), tables), tables, slot_seconds)
+            tables = speeds.draw(rng) if number else means
+            workload = workload_of(with_recorded_times(whole, means, tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
             if workload is None or not compared:
                 break

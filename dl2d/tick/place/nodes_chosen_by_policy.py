@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
@@ -14,6 +14,7 @@ from dl2d.core.limit_room import Blocked
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.packing import Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.task_leaving_order import LeavingOrder
 
 
 class TargetNodes:
@@ -27,7 +28,7 @@ class TargetNodes:
         packing: Packing,
         tasks: Iterable[Task],
         rank_0_workers: Collection[Task],
-        leaving_order: Callable[[Task], tuple[bool, bool, int]],
+        leaving_order: LeavingOrder,
         overused: Mapping[str, Resources],
         vacating: Collection[Task] = (),
         may_use: Mapping[JobKey, frozenset[str]] = MappingProxyType({}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from dl2d.core.make_room import RoomMade, TaskGroup, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
-from dl2d.core.task_leaving_order import leaving_order_by_reason, rank_0_worker
+from dl2d.core.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
@@ -141,7 +141,7 @@ def _leaving(
     surplus: Mapping[TaskGroup, int],
     making_room: Iterable[Task],
     rank_0_workers: Collection[Task],
-    leaving_order: Callable[[Task], tuple[bool, bool, int]],
+    leaving_order: LeavingOrder,
     positions: Mapping[str, int],
 ) -> Iterator[Task]:
     """The surplus tasks of each group: those of the highest positions, or that make room for waiting tasks, first."""

@@ -301,11 +301,11 @@ class AssociationLimits:
                 #: What it leaves, by those to whom it applies, those who wait for it, and by what it is multiplied.
                 parts: dict[tuple[tuple[_Scope, ...], frozenset[str], float], dict[str, float]] = defaultdict(dict)
                 for name, most in limit.amounts.items():
-                    factors = {key: applicable.factor(limit, name, key) for key in members}
+                    factors = {key: own for key in members if (own := applicable.factor(limit, name, key)) is not None}
                     used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
-                    for factor in sorted({each for each in factors.values() if each is not None}):
+                    for factor in sorted(set(factors.values())):
                         # What those with a smaller factor hold counts in the larger limit, too.
-                        limited = tuple(key for key, each in factors.items() if each is not None and each <= factor)
+                        limited = tuple(key for key, each in factors.items() if each <= factor)
                         amount = max(0.0, _most(name, most, factor) - used - held.get(name, 0.0))
                         handles: set[str] = set()
                         for of, scope, reason in waits:
@@ -340,7 +340,7 @@ class AssociationLimits:
             if (now, jobs_now) != (then, jobs_then):
                 names = now.as_dict().keys() | then.as_dict().keys()
                 changed[scope] = {name: now.get(name) - then.get(name) for name in names}
-                changed[scope]["jobs"] = float(jobs_now - jobs_then)
+                changed[scope][_RUNNING] = float(jobs_now - jobs_then)
         return changed
 
     def outdated(self, now: float) -> tuple[str, ...]:

@@ -47,9 +47,10 @@ def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
 
 def _not_asked_for(text: str) -> Iterator[str]:
     for line in text.split("\n"):
-        record = _RECORD.match(line)
-        for match in _NOT_ASKED_FOR.finditer(line) if record is not None else ():
-            qos, account, user = record.groups() if record is not None else ("", "", "")
+        if (record := _RECORD.match(line)) is None:
+            continue
+        qos, account, user = record.groups()
+        whose = f"QOS {qos}" if qos else f"user {user} in account {account}" if user else f"account {account}"
+        for match in _NOT_ASKED_FOR.finditer(line):
             name = f"{match['of_nodes']}=node" if match["of_nodes"] else match["of_minutes"] or match["of_time"]
-            whose = f"QOS {qos}" if qos else f"user {user} in account {account}" if user else f"account {account}"
             yield f"{name} of {whose}"
