@@ -43,6 +43,8 @@ PROGRAMS = (
     *("sbatch", "squeue", "sinfo", "scancel", "scontrol"),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: Folder of a pyslurm that was built for the Slurm that is installed.
+PYSLURM = Path("/opt/pyslurm")
 _PR_SET_CHILD_SUBREAPER = 36
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 
@@ -66,6 +68,16 @@ def why_no_slurmrestd() -> str:
     if shutil.which("slurmrestd") is None:
         return "not installed: slurmrestd"
     return "" if _slurm_version() >= (24, 11) else "slurmrestd takes a node for a job only since Slurm 24.11"
+
+
+def why_no_pyslurm() -> str:
+    """Reason for which no pyslurm can be used beside a private Slurm, or "" if one can."""
+    if reason := why_not():
+        return reason
+    built = (PYSLURM / "pyslurm").is_dir()
+    return (
+        "" if built else f"no pyslurm in {PYSLURM}, where tests/slurm/test_newer_release.py builds it for Slurm 26.05"
+    )
 
 
 def why_no_cgroups() -> str:
@@ -214,9 +226,11 @@ class SlurmCluster:
         self.wait_until(self.slurmrestd_socket.exists, "slurmrestd listens")
 
     def use_backend(self, name: str) -> None:
-        """Choose what managers in tests submit and cancel by; as SlurmUser and not as root where that is slurmrestd."""
+        """Choose what managers in tests submit and cancel by; as SlurmUser and not as root unless by commands."""
         #: Settings of managers, the PATH of their commands, and the user id that runs these.
         self.backend = {"backend": name, "slurmrestd": f"unix:{self.slurmrestd_socket}"}
+        if name == "pyslurm":
+            self.backend["pyslurm_python"] = str(self.pyslurm_python)
         as_root = name == "command" or self.slurm_user is None
         self.manager_path = PATH if as_root else f"{self.directory / 'bin'}:{PATH}"
         self.manager_uid = 0 if as_root else self.slurm_user.uid
@@ -226,11 +240,21 @@ class SlurmCluster:
         folder = self.directory / "bin"
         folder.mkdir()
         become = f"setpriv --reuid={user.uid} --regid={user.gid} --clear-groups"
-        for name in ("squeue", "sinfo", "scontrol", "sacct", "unmunge"):
-            program = shutil.which(name, path=PATH)
+        programs = {
+            name: shutil.which(name, path=PATH)
+            for name in ("squeue", "sinfo", "scontrol", "sacct", "scancel", "unmunge")
+        }
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        programs[self.pyslurm_python.name] = f"env PYTHONPATH={PYSLURM} {shutil.which(version, path=PATH)}"
+        for name, program in programs.items():
             script = f'#!/bin/sh\n[ "$(id -u)" != 0 ] || become="{become}"\nexec $become {program} "$@"\n'
             (folder / name).write_text(script)
             (folder / name).chmod(0o755)
+
+    @property
+    def pyslurm_python(self) -> Path:
+        """A Python with pyslurm, which runs as SlurmUser."""
+        return self.directory / "bin" / "python-with-pyslurm"
 
     def stop_node(self, node: str) -> None:
         """End the slurmd of one node; its jobs go on, as on a real node."""

@@ -328,7 +328,7 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
                 yield from _watched(settings, f"{item}.watch", parsed.watch)
-                backend, why = chosen_backend(parsed.backend, parsed.slurmrestd, os.geteuid())
+                backend, why = chosen_backend(parsed, os.geteuid())
                 yield Finding("slurm backend", True, f"{backend}: {why}")
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
                 text = f"not in PATH: {', '.join(missing)}; install them where the daemon runs"

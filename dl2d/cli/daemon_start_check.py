@@ -94,6 +94,6 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
     if not capabilities.other_users:
         text = (
             f"uid {os.geteuid()} may not submit jobs of other users, so only its own jobs get tasks: run the daemon as "
-            "root, or as SlurmUser with resource_manager.slurm.slurmrestd"
+            "root, or as SlurmUser with resource_manager.slurm.slurmrestd or pyslurm_python"
         )
         yield Finding("slurm users", True, text, warning=True)

@@ -16,6 +16,8 @@ _NO_SLURM = slurm_cluster.why_not() or slurm_cluster.why_no_cgroups()
 _SLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURM), reason=_NO_SLURM))
 _NO_SLURMRESTD = _NO_SLURM or slurm_cluster.why_no_slurmrestd()
 _REST = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_SLURMRESTD), reason=_NO_SLURMRESTD))
+_NO_PYSLURM = _NO_SLURM or slurm_cluster.why_no_pyslurm()
+_PYSLURM = (pytest.mark.slurm, pytest.mark.skipif(bool(_NO_PYSLURM), reason=_NO_PYSLURM))
 _NO_YARN = yarn_cluster.why_not()
 _YARN = (pytest.mark.yarn, pytest.mark.slow, pytest.mark.skipif(bool(_NO_YARN), reason=_NO_YARN))
 
@@ -25,6 +27,7 @@ HARNESSES: dict[str, tuple[Callable[[Path, pytest.FixtureRequest], Harness], tup
     "local": (lambda folder, _request: LocalHarness(folder), ()),
     "slurm": (lambda _folder, request: _slurm(request, "command"), _SLURM),
     "slurm-rest": (lambda _folder, request: _slurm(request, "rest"), _REST),
+    "slurm-pyslurm": (lambda _folder, request: _slurm(request, "pyslurm"), _PYSLURM),
     "yarn": (lambda folder, request: YarnHarness(request.getfixturevalue("yarn_service"), folder), _YARN),
 }
 

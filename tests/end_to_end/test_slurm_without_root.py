@@ -1,4 +1,4 @@
-"""Elastic jobs of ordinary users under a daemon that is SlurmUser: it submits through slurmrestd."""
+"""Elastic jobs of ordinary users under a daemon that is SlurmUser: it submits through slurmrestd or pyslurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from daemon_process import DaemonProcess
-from slurm_cluster import SlurmCluster, User, why_no_slurmrestd
+from slurm_cluster import SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd
 
 from dl2d.core.jobs import JobState
 from pslite.launch.daemon_address_file import default_file
@@ -38,8 +38,16 @@ def alice(cluster: SlurmCluster) -> User:
     return user
 
 
+@pytest.fixture(params=["rest", "pyslurm"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backend that ``auto`` takes by the settings of the daemon."""
+    if request.param == "pyslurm" and (reason := why_no_pyslurm()):
+        pytest.skip(reason)
+    return request.param
+
+
 @pytest.fixture
-def daemon(cluster: SlurmCluster, alice: User) -> Iterator[DaemonProcess]:
+def daemon(cluster: SlurmCluster, alice: User, backend: str) -> Iterator[DaemonProcess]:
     user = cluster.slurm_user
     assert user is not None
     folder = cluster.directory / "daemon"
@@ -48,7 +56,11 @@ def daemon(cluster: SlurmCluster, alice: User) -> Iterator[DaemonProcess]:
     # That of the installation, in a folder that root gives the account.
     address_file = default_file(str(cluster.prefix))
     subprocess.run(["install", "-d", "-o", str(user.uid), address_file.parent], check=True)
-    manager = cluster.resource_manager(slurmrestd=f"unix:{cluster.slurmrestd_socket}")
+    by = {
+        "rest": {"slurmrestd": f"unix:{cluster.slurmrestd_socket}"},
+        "pyslurm": {"pyslurm_python": str(cluster.pyslurm_python)},
+    }
+    manager = cluster.resource_manager(**by[backend])
     settings = {"resource_manager": manager, "api": {"address_file": str(address_file)}}
     daemon = DaemonProcess(folder, settings, env=cluster.env(user))
     daemon.program = folder / "dl2d"
@@ -60,13 +72,13 @@ def daemon(cluster: SlurmCluster, alice: User) -> Iterator[DaemonProcess]:
 
 
 def test_jobs_of_another_user_grow_and_end_and_check_says_how(
-    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, backend: str
 ) -> None:
     check = subprocess.run(
         [str(daemon.program), "check", "--config", str(daemon.config)],
         capture_output=True, text=True, check=False, env=daemon.env,
     )  # fmt: skip
-    assert "rest: the daemon is not root" in check.stdout, check.stdout + check.stderr
+    assert f"{backend}: the daemon is not root" in check.stdout, check.stdout + check.stderr
     gate = alice.home / "hold-job"
     gate.touch()
     script = f"""#!/bin/sh

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SlurmCluster, why_no_slurmrestd, why_not
+from slurm_cluster import SlurmCluster, why_no_pyslurm, why_no_slurmrestd, why_not
 from slurm_fakes import Clock, FakeSlurm, Managers, Real
 
 #: A partition of some of the nodes, whose jobs end after a minute if they say nothing of their time.
@@ -43,9 +43,11 @@ def private_slurm() -> Iterator[Real]:
 
 
 _NO_SLURMRESTD = pytest.mark.skipif(bool(why_no_slurmrestd()), reason=why_no_slurmrestd())
+_NO_PYSLURM = pytest.mark.skipif(bool(why_no_pyslurm()), reason=why_no_pyslurm())
+_BACKENDS = ["command", pytest.param("rest", marks=_NO_SLURMRESTD), pytest.param("pyslurm", marks=_NO_PYSLURM)]
 
 
-@pytest.fixture(params=["command", pytest.param("rest", marks=_NO_SLURMRESTD)])
+@pytest.fixture(params=_BACKENDS)
 def real(private_slurm: Real, request: pytest.FixtureRequest) -> Iterator[Real]:
     """The cluster, empty before and after each test, with each backend."""
     private_slurm.cluster.use_backend(request.param)

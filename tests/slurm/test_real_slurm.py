@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from slurm_cluster import PATH, SlurmCluster, User, why_not
+from slurm_cluster import PATH, SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd, why_not
 from slurm_fakes import Real
 
 from dl2d.core.cluster import NodeState, task_tag
@@ -245,14 +245,15 @@ OF_SBATCH = (
 )
 
 
-def test_both_backends_submit_the_same_job(private_slurm: Real) -> None:
-    if not private_slurm.cluster.slurmrestd:
-        pytest.skip("needs a slurmrestd that takes a node for a job")
+@pytest.mark.parametrize(("other", "reason"), [("rest", why_no_slurmrestd()), ("pyslurm", why_no_pyslurm())])
+def test_another_backend_submits_the_same_job_as_sbatch(private_slurm: Real, other: str, reason: str) -> None:
+    if reason:
+        pytest.skip(reason)
     options = ["--nice=7", "--time=12:30", "--exclude=n3", "--wckey=w"]
     script = "umask >out; ulimit -a >>out; pwd >>out; id >>out; env -0 >env"
     demand, home = Resources.of({"cpu": 2, "memory": 100, "gpu": 1}), private_slurm.alice.home
     found: list[set[str]] = []
-    for backend in ("command", "rest"):
+    for backend in ("command", other):
         private_slurm.cluster.use_backend(backend)
         manager = manager_of(private_slurm.cluster, sbatch_options=options)
         try:

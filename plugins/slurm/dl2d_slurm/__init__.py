@@ -1,1 +1,1 @@
-"""The Slurm resource manager of dl2d, by Slurm's commands and, if so configured, slurmrestd; see docs/slurm.md."""
+"""The Slurm resource manager of dl2d, by Slurm's commands, slurmrestd or pyslurm; see docs/slurm.md."""

@@ -30,7 +30,14 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_terminator
-from dl2d_slurm.commands.commands import Commands, TokenBucket, command_environment, configured, failure
+from dl2d_slurm.commands.commands import (
+    Commands,
+    TokenBucket,
+    command_environment,
+    configured,
+    failure,
+    installed_version,
+)
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.jobs_with_all_memory import JobsWithAllMemory
@@ -154,14 +161,10 @@ class SlurmManager:
     def capabilities(self) -> Capabilities:
         """See ``ResourceManager``. Checks that the backend can be used, too."""
         self._control.check()
-        answer = self._commands.run("sinfo", "--version")
-        if answer.status != 0 or not answer.stdout.split():
-            raise Unavailable("cannot ask Slurm for its version", said=answer.stderr)
-        version = answer.stdout.split()[-1]
         return Capabilities(
             name="slurm",
             cluster=self._cluster_name(),
-            version=version,
+            version=installed_version(self._commands),
             starts_anchors=False,
             other_users=self._uid in self._control.privileged(),
             parallel_submits=PARALLEL_SUBMITS,

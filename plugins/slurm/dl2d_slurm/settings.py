@@ -60,6 +60,7 @@ class Backend(StrEnum):
 
     COMMAND = "command"
     REST = "rest"
+    PYSLURM = "pyslurm"
     AUTO = "auto"
 
 
@@ -131,8 +132,10 @@ class SlurmSettings(ManagerSettings):
         ),
         AfterValidator(_secure),
     ] = ""
-    #: After this many seconds a command, or a call of slurmrestd, counts as unanswered, unless a shorter time is set
-    #: where it is called.
+    #: Python that has pyslurm; "" for the daemon's own where ``backend`` is pyslurm.
+    pyslurm_python: AbsolutePath = ""
+    #: After this many seconds a command, or a call of slurmrestd or pyslurm, counts as unanswered, unless a shorter
+    #: time is set where it is called.
     command_timeout_seconds: Annotated[float, Number(600, least=1)] = 30.0
     #: A listing younger than this is given out again, unless a task was started or stopped, or a job registered,
     #: since; 0 never.

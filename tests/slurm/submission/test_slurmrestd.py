@@ -24,8 +24,8 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
-from dl2d_slurm.settings import Backend
-from dl2d_slurm.submission.slurmrestd_job_fields import job_description, job_fields
+from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission.job_description import job_description, job_fields
 from dl2d_slurm.submission.submission_backends import chosen_backend
 
 #: Recorded: status and body by release, version of the API, and what was asked.
@@ -182,7 +182,7 @@ def test_a_task_is_submitted_as_its_owner(
     ],
 )
 def test_an_option_means_what_it_means_to_sbatch(option: str, field: object) -> None:
-    (value,) = job_fields([option]).values()
+    (value,) = job_fields([option], "rest").values()
     assert value == field
 
 
@@ -197,7 +197,7 @@ def test_an_option_means_what_it_means_to_sbatch(option: str, field: object) -> 
 )
 def test_what_cannot_be_sent_as_sbatch_takes_it_is_rejected_by_its_name(option: str) -> None:
     with pytest.raises(Rejected, match=rf"^{option.partition('=')[0]} cannot be used with backend: rest"):
-        job_fields([option])
+        job_fields([option], "rest")
 
 
 def test_no_text_of_a_job_ends_in_another_error_than_a_refusal(
@@ -220,7 +220,7 @@ def test_no_text_of_a_job_ends_in_another_error_than_a_refusal(
 @pytest.mark.parametrize("variable", [{"A": "b\nc"}, {"A": "\0"}, {"A": "\udce9"}, {"A=B": "c"}, {"": "c"}])
 def test_a_variable_that_cannot_be_sent_is_rejected_by_its_name(variable: dict[str, str]) -> None:
     with pytest.raises(Rejected, match=r"the variable .* cannot be used with backend: rest"):
-        job_description([], "", variable)
+        job_description([], "", variable, backend="rest")
 
 
 def test_a_job_has_the_environment_mask_folder_and_script_that_sbatch_gives_it(
@@ -544,17 +544,21 @@ def test_what_slurmrestd_is_not_given_is_refused_at_the_start(manager_on: Manage
 
 
 @pytest.mark.parametrize(
-    ("given", "address", "uid", "chosen", "why"),
+    ("given", "settings", "uid", "chosen", "why"),
     [
-        ("auto", "", 0, "command", "root"),
-        ("auto", "unix:/x", 0, "command", "root"),
-        ("auto", "unix:/x", 1000, "rest", "not root"),
-        ("auto", "", 1000, "command", "no address"),
-        ("rest", "unix:/x", 0, "rest", "as configured"),
-        ("command", "unix:/x", 1000, "command", "as configured"),
+        ("auto", {}, 0, "command", "root"),
+        ("auto", {"slurmrestd": "unix:/x"}, 0, "command", "root"),
+        ("auto", {"slurmrestd": "unix:/x"}, 1000, "rest", "not root"),
+        ("auto", {"pyslurm_python": "/x"}, 0, "command", "root"),
+        ("auto", {"pyslurm_python": "/x"}, 1000, "pyslurm", "not root"),
+        ("auto", {"pyslurm_python": "/x", "slurmrestd": "unix:/x"}, 1000, "rest", "not root"),
+        ("auto", {}, 1000, "command", "neither slurmrestd nor pyslurm_python is set"),
+        ("rest", {"slurmrestd": "unix:/x"}, 0, "rest", "as configured"),
+        ("pyslurm", {}, 0, "pyslurm", "as configured"),
+        ("command", {"slurmrestd": "unix:/x"}, 1000, "command", "as configured"),
     ],
 )
-def test_the_chosen_backend_and_why(given: str, address: str, uid: int, chosen: str, why: str) -> None:
-    backend, reason = chosen_backend(Backend(given), address, uid)
+def test_the_chosen_backend_and_why(given: str, settings: dict[str, str], uid: int, chosen: str, why: str) -> None:
+    backend, reason = chosen_backend(SlurmSettings.parse({"backend": given, **settings}), uid)
     assert backend == chosen
     assert why in reason

@@ -33,6 +33,8 @@ MAX_IDS: Final = 500
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 #: Names of environment variables that shells can set.
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Of a user as slurm.conf is shown: ``slurm(64030)``.
+_USER_ID = re.compile(r"\((\d+)\)")
 _MAX_SHOWN = 2000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: File mode mask of commands. sbatch hands it on to the job: the user's files, not the daemon's.
@@ -182,6 +184,20 @@ def configured(commands: Commands, name: str) -> str:
     if answer.status != 0 or match is None:
         raise Unavailable(f"cannot ask Slurm for its {name}", said=answer.stderr)
     return match[1]
+
+
+def installed_version(commands: Commands) -> str:
+    """Version of Slurm's commands, such as 22.05.8. Raises ``Unavailable``."""
+    answer = commands.run("sinfo", "--version")
+    if answer.status != 0 or not answer.stdout.split():
+        raise Unavailable("cannot ask Slurm for its version", said=answer.stderr)
+    return answer.stdout.split()[-1]
+
+
+def privileged_users(commands: Commands) -> tuple[int, ...]:
+    """Ids of the users of whom slurmctld takes jobs for others: root and SlurmUser. Raises ``Unavailable``."""
+    number = _USER_ID.search(configured(commands, "SlurmUser"))
+    return (0, int(number[1])) if number is not None else (0,)
 
 
 def failure(what: str, answer: Answer) -> ResourceManagerError:

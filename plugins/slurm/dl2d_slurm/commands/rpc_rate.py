@@ -19,11 +19,13 @@ from dl2d.core.resource_manager import CallStatistics, StartAllowance
 
 log = structlog.get_logger(__name__)
 
+#: A call of pyslurm, in the statistics.
+PYSLURM_SUBMIT: Final = "pyslurm submit"
 #: Maximum number of RPCs that a command sends, as `sdiag` shows it; scancel sends one more for each job.
 _RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2} | dict.fromkeys(
-    ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping"), 1
+    ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping", PYSLURM_SUBMIT), 1
 )
-_SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit"})
+_SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit", PYSLURM_SUBMIT})
 _CANCELLATIONS: Final = frozenset({"scancel", "slurmrestd jobs"})
 #: RPCs of a listing, and the maximum: with excluded nodes, reservations and limits.
 _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]

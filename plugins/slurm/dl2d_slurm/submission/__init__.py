@@ -1,1 +1,1 @@
-"""How tasks are submitted as jobs: with which options, in which partitions, by sbatch or slurmrestd."""
+"""How tasks are submitted as jobs: with which options, in which partitions, by sbatch, slurmrestd or pyslurm."""

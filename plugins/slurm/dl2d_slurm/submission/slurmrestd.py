@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
@@ -18,17 +17,16 @@ import msgspec
 
 from dl2d.core.errors import Unavailable
 from dl2d.http_call_deadline import Deadline, DeadlineTransport
-from dl2d_slurm.commands.commands import Answer, Commands, configured
+from dl2d_slurm.commands.commands import Answer, Commands, privileged_users
 from dl2d_slurm.commands.rpc_rate import RpcRate, is_overloaded
+from dl2d_slurm.submission.job_description import job_description
 from dl2d_slurm.submission.json_web_token import JsonWebToken
-from dl2d_slurm.submission.slurmrestd_job_fields import job_description
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
 VERSIONS: Final = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
 #: Maximum size of an answer. One about 500 jobs that were not cancelled has some 200 kB.
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _SOCKET: Final = "unix:"
-_USER_ID: Final = re.compile(r"\((\d+)\)")
 #: What to do where slurmrestd takes no token, and where slurmctld does not take the daemon's.
 _HINTS: Final[Mapping[int, str]] = {
     httpx2.codes.UNAUTHORIZED: "slurmrestd takes no token (start it with -a rest_auth/jwt and SLURM_JWT=daemon), or is "
@@ -120,12 +118,11 @@ class RestControl:
 
     def privileged(self) -> Collection[int]:
         """See ``JobControl``: root and SlurmUser."""
-        number = _USER_ID.search(configured(self._commands, "SlurmUser"))
-        return (0, int(number[1])) if number is not None else (0,)
+        return privileged_users(self._commands)
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One call."""
-        job = job_description(options, script, {**self._environment, **(more or {})})
+        job = job_description(options, script, {**self._environment, **(more or {})}, backend="rest")
         reply, said = self._ask("POST", "job/submit", {"job": job})
         if reply.job_id <= 0 and not said:
             raise Unavailable(f"slurmrestd at {self._address} does not say whether it has submitted the job")

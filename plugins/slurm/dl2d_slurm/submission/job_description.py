@@ -1,7 +1,7 @@
-"""A batch job as slurmrestd takes it: fields of ``job_desc_msg`` for options of sbatch, script and environment.
+"""A batch job for slurmrestd or pyslurm: fields of ``job_desc_msg`` for options of sbatch, script and environment.
 
-The job is the same as sbatch would submit. If that is impossible it is refused, and the message names the option or
-variable that slurmrestd cannot be given.
+Names and forms are those of slurmrestd. The job is the same as sbatch would submit. If that is impossible it is
+refused, and the message names the backend and the option or variable that it cannot be given.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
 }
 
 
-def job_fields(options: Sequence[str]) -> dict[str, object]:
+def job_fields(options: Sequence[str], backend: str) -> dict[str, object]:
     """Fields of a job for options of sbatch.
 
     Raises
@@ -127,18 +127,20 @@ def job_fields(options: Sequence[str]) -> dict[str, object]:
     for option in options:
         name, _, value = option.partition("=")
         if name not in _FIELDS:
-            raise Rejected(f"{name} cannot be used with backend: rest, which knows {', '.join(sorted(_FIELDS))}")
+            raise Rejected(f"{name} cannot be used with backend: {backend}, which knows {', '.join(sorted(_FIELDS))}")
         field, made_of = _FIELDS[name]
-        _check_text(name, value, _CONTROL)
+        _check_text(name, value, _CONTROL, backend)
         if field:
             try:
                 fields[field] = made_of(value)
             except ValueError as error:
-                raise Rejected(f"{name} cannot be used with backend: rest: {error}") from None
+                raise Rejected(f"{name} cannot be used with backend: {backend}: {error}") from None
     return fields
 
 
-def job_description(options: Sequence[str], script: str, environment: Mapping[str, str]) -> dict[str, object]:
+def job_description(
+    options: Sequence[str], script: str, environment: Mapping[str, str], *, backend: str
+) -> dict[str, object]:
     """A job with its script and environment; it has the file mode mask of sbatch as ``Commands`` runs it.
 
     Raises
@@ -146,15 +148,15 @@ def job_description(options: Sequence[str], script: str, environment: Mapping[st
     Rejected
         As ``job_fields``, and for a script or a variable that cannot be sent unchanged.
     """
-    _check_text("the script", script, re.compile("\0"))
+    _check_text("the script", script, re.compile("\0"), backend)
     for name, value in environment.items():
         if not VARIABLE_NAME.fullmatch(name):
             raise Rejected(
-                f"the variable {name!r} cannot be used with backend: rest, where names have letters, digits and _ "
+                f"the variable {name!r} cannot be used with backend: {backend}, where names have letters, digits and _ "
                 "only: unset it, or use backend: command"
             )
-        _check_text(f"the variable {name}", value, _CONTROL)
-    fields = job_fields(options)
+        _check_text(f"the variable {name}", value, _CONTROL, backend)
+    fields = job_fields(options, backend)
     # Set by sbatch, too: the first tells slurmd the mask, the second tells the job its --cpus-per-task.
     variables = {**environment, "SLURM_UMASK": f"{UMASK:04o}"}
     if "cpus_per_task" in fields:
@@ -166,13 +168,14 @@ def job_description(options: Sequence[str], script: str, environment: Mapping[st
     }
 
 
-def _check_text(name: str, text: str, forbidden: re.Pattern[str]) -> None:
-    """Raise ``Rejected`` where JSON, or the C strings that slurmrestd makes of it, cannot hold a text."""
+def _check_text(name: str, text: str, forbidden: re.Pattern[str], backend: str) -> None:
+    """Raise ``Rejected`` where JSON, or the C strings that are made of it, cannot hold a text."""
     if match := forbidden.search(text):
-        raise Rejected(f"{name} cannot be used with backend: rest: it holds the control character {match[0]!r}")
+        raise Rejected(f"{name} cannot be used with backend: {backend}: it holds the control character {match[0]!r}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise Rejected(
-            f"{name} cannot be used with backend: rest: it is not UTF-8 (character {error.start}); use backend: command"
+            f"{name} cannot be used with backend: {backend}: it is not UTF-8 (character {error.start}); "
+            "use backend: command"
         ) from None

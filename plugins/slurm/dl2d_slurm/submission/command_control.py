@@ -1,0 +1,48 @@
+"""Submitting and cancelling jobs by Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+from dl2d.core.errors import Rejected
+from dl2d_slurm.commands.commands import Answer, Commands
+
+
+class CommandControl:
+    """``JobControl`` by sbatch and scancel."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    def check(self) -> None:
+        """See ``JobControl``; commands are checked when they are run."""
+
+    def privileged(self) -> Collection[int]:
+        """See ``JobControl``. sbatch takes ``--uid`` of nobody but root."""
+        return (0,)
+
+    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
+        """See ``JobControl``. One sbatch."""
+        for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
+            _check_bytes(what, text)
+        return self._commands.run("sbatch", *options, stdin=script, more=more)
+
+    def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
+        """See ``JobControl``. One scancel."""
+        only = (f"--state={state}",) if state else ()
+        sent = (f"--signal={signal}", "--batch") if signal else ()
+        return self._commands.run("scancel", *only, *sent, *jobs)
+
+    def close(self) -> None:
+        """See ``JobControl``; nothing to close."""
+
+
+def _check_bytes(what: str, text: str) -> None:
+    """Raise ``Rejected`` where no program can be given a text."""
+    try:
+        held = "a zero byte" if b"\0" in os.fsencode(text) else ""
+    except UnicodeEncodeError as error:
+        held = f"an unpaired surrogate, which is no valid character: {text[error.start]!r}"
+    if held:
+        raise Rejected(f"{what} cannot be passed to sbatch: it holds {held}")
