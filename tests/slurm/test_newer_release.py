@@ -146,7 +146,8 @@ def add_pyslurm(root: Path) -> None:
 
 def summary(root: Path, *tests: str, timeout: float) -> str:
     """Run tests in this root, of which some run and none fails; returns pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", *tests]
+    two = ("--numprocesses", "2", "--dist", "worksteal")  # they wait for most of their time
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", *two, *tests]
     inside = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-c", ENTER]
     done = run([*inside, "enter", str(root), sys.base_prefix, str(REPOSITORY), *command], timeout=timeout)
     print(done.stdout[-20_000:], done.stderr[-5000:])
