@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 
 from pslite.job.job_spec import LAMB, JobSpec, Part, Segment
@@ -40,29 +43,28 @@ def member(role, number):
     return Member(name, "0" * 32, HOST, 4_000_000, f"{HOST}:65000", "pslite-" + "0" * 32, "0" * 36 + "/4026531840")
 
 
-SERVERS_THERE = [member("ps", i) for i in range(SERVERS)]
-PLAN = make_plan(
-    1, cut(SPEC), [member("worker", i) for i in range(WORKERS)], SERVERS_THERE, None, replicas=True
-)  # fmt: skip
-NUMBERS = tuple(range(BLOCKS))
-GONE = tuple(each.task for each in SERVERS_THERE)
-LATE = 2_000_000_000
-#: messages to the coordinator, the worst case of each: one server has all blocks
-FROM_MEMBERS = [
-    Join(host=HOST, pid=LATE, address=f"{HOST}:65000", spec=SPEC),
-    Copies(number=LATE, versions=dict.fromkeys(NUMBERS, LATE)),
-    Saved(version=LATE, name="ps-0", sha256="0" * 64, blocks=NUMBERS),
-    Norm(version=LATE, squares=dict.fromkeys(NUMBERS, (0.1, 0.2)), of="update"),
-    Digests(blocks=dict.fromkeys(NUMBERS, b"0" * 32)),
-    Finished(version=LATE, suspension_ms=[0.1] * 10_000),
-]
-FROM_COORDINATOR = [
-    Prepare(plan=PLAN, previous=PLAN, spec=SPEC),
-    Census(number=LATE, gone=GONE, blocks=NUMBERS),
-    Promote.by_block(LATE, GONE, {number: SERVERS_THERE[number % SERVERS] for number in NUMBERS}),
-    Trust(version=LATE, factors=dict.fromkeys(NUMBERS, 0.1)),
-    Reassign(number=LATE, gone=GONE * 4, nodes={LATE - plan: tuple(range(2048)) for plan in range(4)}),
-]
+@functools.cache
+def messages() -> dict[str, Any]:
+    """The worst case of each message, by the name of its type; to the coordinator: one server has all blocks."""
+    servers = [member("ps", i) for i in range(SERVERS)]
+    plan = make_plan(
+        1, cut(SPEC), [member("worker", i) for i in range(WORKERS)], servers, None, replicas=True
+    )  # fmt: skip
+    numbers, gone, late = tuple(range(BLOCKS)), tuple(each.task for each in servers), 2_000_000_000
+    made = (
+        Join(host=HOST, pid=late, address=f"{HOST}:65000", spec=SPEC),
+        Copies(number=late, versions=dict.fromkeys(numbers, late)),
+        Saved(version=late, name="ps-0", sha256="0" * 64, blocks=numbers),
+        Norm(version=late, squares=dict.fromkeys(numbers, (0.1, 0.2)), of="update"),
+        Digests(blocks=dict.fromkeys(numbers, b"0" * 32)),
+        Finished(version=late, suspension_ms=[0.1] * 10_000),
+        Prepare(plan=plan, previous=plan, spec=SPEC),
+        Census(number=late, gone=gone, blocks=numbers),
+        Promote.by_block(late, gone, {number: servers[number % SERVERS] for number in numbers}),
+        Trust(version=late, factors=dict.fromkeys(numbers, 0.1)),
+        Reassign(number=late, gone=gone * 4, nodes={late - plan: tuple(range(2048)) for plan in range(4)}),
+    )
+    return {type(each).__name__: each for each in made}
 
 
 def test_the_job_is_that_large():
@@ -70,11 +72,15 @@ def test_the_job_is_that_large():
 
 
 @pytest.mark.parametrize(
-    ("message", "types"),
-    [*((each, FromMember) for each in FROM_MEMBERS), *((each, FromCoordinator) for each in FROM_COORDINATOR)],
-    ids=lambda value: type(value).__name__,
+    ("kind", "types"),
+    [
+        *((each, FromMember) for each in (Join, Copies, Saved, Norm, Digests, Finished)),
+        *((each, FromCoordinator) for each in (Prepare, Census, Promote, Trust, Reassign)),
+    ],
+    ids=lambda value: getattr(value, "__name__", "Union"),
 )
-def test_a_message_of_a_large_job_fits(message, types):
+def test_a_message_of_a_large_job_fits(kind, types):
+    message = messages()[kind.__name__]
     data = frame(message)
     assert len(data) < MAX_CONTROL_BYTES
     assert Inbox(types, MAX_CONTROL_BYTES).feed(data) == [message]
