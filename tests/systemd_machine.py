@@ -62,7 +62,7 @@ def why_not() -> str:
 
 
 class SystemdMachine:
-    """Boots at the start of the context, is powered off at its end; nothing is left behind.
+    """Boots at the start of the context, is killed at its end; nothing is left behind.
 
     Files that a test writes under ``root`` are there for the machine; the machine sees this one's file system
     otherwise, without being able to change it. Its network is a loopback interface of its own, with the
@@ -94,7 +94,7 @@ class SystemdMachine:
         self._cgroup.mkdir()
 
         joins = f"echo $$ > {self._cgroup / 'cgroup.procs'}; exec "
-        unshare = "unshare --mount --net --pid --cgroup --uts --ipc --fork --propagation private"
+        unshare = "unshare --mount --net --pid --cgroup --uts --ipc --kill-child --propagation private"
         command = ["bash", "-c", f'{joins} {unshare} bash -c "$@"', "join", _BOOT, "boot", str(self.root), *self._shown]
         with (self._base / "boot.log").open("wb") as log:
             self._outer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -150,13 +150,9 @@ class SystemdMachine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._outer is not None:
-            self.run("systemctl", "poweroff")
-            try:
-                self._outer.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self._outer.kill()  # the kernel ends a pid namespace with its first process
-                psutil.Process(self._inner).kill()
-                self._outer.wait(timeout=10)
+            # Some units take half a minute to stop. The kernel ends a pid namespace with its first process.
+            self._outer.kill()
+            self._outer.wait(timeout=30)
             self._inner = 0
             self.wait_until(self._remove_cgroup, "all processes have ended")
         subprocess.run(["umount", "-R", str(self.root)], check=False, timeout=30)
