@@ -137,28 +137,22 @@ def test_too_few_days_for_the_gate_are_told_before_the_training(
 
 
 @pytest.mark.slow
-def test_without_the_gate_nothing_is_registered_and_the_seed_decides(
-    dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
-) -> None:
-    _, url = site
+@pytest.mark.nightly
+def test_the_seed_decides(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) -> None:
     digests = []
-    for seed in (1, 1, 2):
-        ran = dl2d(
-            "train",
-            "--twin",
-            "--store",
-            url,
-            "--iterations",
-            "2",
-            "--seed",
-            str(seed),
-            "-o",
-            tmp_path / "out",
-            "--json",
-        )
+    for seed in ("1", "1", "2"):
+        ran = dl2d("train", "--twin", "--store", site[1], "--iterations", "2", "--seed", seed, "-o", tmp_path / "out",
+                   "--json")  # fmt: skip
         assert ran.status == 0, ran.err
         digests.append(ran.json["digest"])
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.usefixtures("few_draws", "no_pictures")
+def test_without_the_gate_nothing_is_registered(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) -> None:
+    _, url = site
+    ran = dl2d("train", "--twin", "--store", url, "--iterations", "1", "-o", tmp_path / "out", "--json")
+    assert ran.status == 0, ran.err
     with closing(SqlStore(url)) as store:
         assert store.registry.versions() == ()
     ran = dl2d("train", "--twin", "--store", url, "--iterations", "0", "--days", "2", "-o", tmp_path / "out")
@@ -396,9 +390,14 @@ def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path:
     config = write_config(
         tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"}, learning={"minutes": 0.001}
     )
-    few_days_suffice = "promotion_trial.too_little_to_compare = lambda *_: None"
-    process = f"from dl2d.cli import learner_process, promotion_trial; {few_days_suffice}; import pathlib, sys"
-    command = [sys.executable, "-c", f"{process}; learner_process.main(pathlib.Path(sys.argv[1]))", str(config)]
+    # Its priority is the lowest: what takes half a minute alone takes many beside other tests.
+    process = (
+        "import functools, pathlib, sys; from dl2d.cli import learner_process, promotion_trial as trial; "
+        "trial.too_little_to_compare = lambda *_: None; "
+        "trial.split_history = functools.partial(trial.split_history, draws=4, tests=4); "
+        "learner_process.main(pathlib.Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", process, str(config)]
     with closing(SqlStore(url)) as store:
         registry = store.registry
         decides = keep_version(start, load_settings(config).versions_path, registry, at=at, origin="a test")
