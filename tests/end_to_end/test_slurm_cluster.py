@@ -128,22 +128,20 @@ def test_a_daemon_killed_in_the_middle_of_a_resize_goes_on_where_it_was(
     cluster.wait_until(lambda: cluster.running() == [], "the script ends after its job")
 
 
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ("#DL2 epochs", "'epochs' is not key=value"),
-        ("#DL2 model=resnet-51", "model: is given twice"),
-        ("#DL2 colour=red", "colour: unknown key"),
-        ("#DL2 max_workers=0", "max_workers: expected a whole number"),
-    ],
-)
 def test_a_malformed_request_is_told_in_the_jobs_own_output(
-    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, lines: str, words: str
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
 ) -> None:
-    job = cluster.submit_as(alice, script(daemon, directives=lines))
-    cluster.wait_until(lambda: cluster.job_state(job) == "FAILED", "the job ends")
-    assert words in (alice.home / f"slurm-{job}.out").read_text()
-    assert daemon.store.find_jobs(job) == ()
+    malformed = {
+        "#DL2 epochs": "'epochs' is not key=value",
+        "#DL2 model=resnet-51": "model: is given twice",
+        "#DL2 colour=red": "colour: unknown key",
+        "#DL2 max_workers=0": "max_workers: expected a whole number",
+    }
+    jobs = {cluster.submit_as(alice, script(daemon, directives=lines)): words for lines, words in malformed.items()}
+    for job, words in jobs.items():
+        cluster.wait_until(lambda job=job: cluster.job_state(job) == "FAILED", "the job ends")
+        assert words in (alice.home / f"slurm-{job}.out").read_text()
+        assert daemon.store.find_jobs(job) == ()
     assert daemon.answers()
 
 

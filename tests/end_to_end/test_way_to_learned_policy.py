@@ -159,7 +159,7 @@ class SlurmSite(Site):
         for number in range(3):
             self._fixed(number)
         self.cluster.wait_until(lambda: not self.cluster.running(), "the jobs end")
-        compared = json.loads(self.dl2d("shadow", "--json"))["policies"]
+        compared = json.loads(self.dl2d("shadow", "--no-saved", "--json"))["policies"]
         assert [row["policy"] for row in compared] == [policy]
         assert self.ask("What would dl2d have done in mode shadow?")
 
