@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
+import httpcore2
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Several tests run at a time: threads of BLAS and OpenMP would spin while they wait for the processors of others.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+
+# A client for whatever URL reads the certificates of all authorities, which takes longer than most calls.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 # What runs the tests may ignore signals (nohup, the background of a shell); processes that tests start must not do so.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
