@@ -227,12 +227,11 @@ def elastic_jobs(site: Site) -> tuple[Path, list[JobKey]]:
     return gate, keys
 
 
+@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
-@pytest.mark.parametrize(
-    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
-)
-@pytest.mark.parametrize("design", ["dl2-original", pytest.param("dl2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("design", ["dl2-original", "dl2"])
 def test_each_step_works_and_is_in_the_database(
     tmp_path: Path, request: pytest.FixtureRequest, database: str, design: str
 ) -> None:
