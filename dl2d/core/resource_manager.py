@@ -157,8 +157,10 @@ class GrowthLimit:
     left: Mapping[str, float]
     #: Who sets the limit, for users: ``queue root.gpu leaves alice no more``.
     reason: str
-    #: Whether the manager starts no task beyond it. Otherwise none is submitted beyond it.
+    #: Whether the manager starts no task beyond it. Otherwise none is submitted beyond it, except of floors.
     enforced: bool = True
+    #: Whether the manager enforces a larger one, of which the remainder is left to users and to tasks of floors.
+    floors_may_exceed: bool = False
     #: Handles of the jobs among ``RmListing.limit_claims`` for which it holds as well.
     waiting: frozenset[str] = frozenset()
     #: Whether jobs that have more than they may give that up, down to their floors. Otherwise they keep what they have.

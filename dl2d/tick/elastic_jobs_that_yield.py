@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from dl2d.core.cluster import NodeState, Snapshot
-from dl2d.core.jobs import NOTHING, JobKey
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
 
 
@@ -47,7 +47,8 @@ class ElasticJobs:
         """Jobs that lack tasks (``lacks``), by priority: those that come before a claim of lower priority.
 
         Of equal priority those that lack tasks of their floors come first. Without those of which no tasks can start:
-        they are silent or ``backing_off``, or a limit leaves too little for what they lack.
+        they are silent or ``backing_off``, or a limit leaves too little. Of the floor of a running job as many tasks
+        count as a limit leaves (``lacks`` is then these), and all in limits beyond which tasks of floors start.
         """
         waiting = {
             anchor.handle: key
@@ -57,9 +58,23 @@ class ElasticJobs:
         for limit in growth_limits if waiting else ():
             for handle in limit.anchors & waiting.keys():
                 key = waiting[handle]
-                if not limit.allows(self.requests[key].demand_of(self.lacks[key]), sum(self.lacks[key])):
+                self.lacks[key] = self._startable(key, limit)
+                if not any(self.lacks[key]):
                     del waiting[handle]
         return sorted(waiting.values(), key=lambda key: (-self.anchors[key].priority, key in self.without_tasks))
+
+    def _startable(self, key: JobKey, limit: GrowthLimit) -> Allocation:
+        """What of the tasks that a job lacks can start in a limit; of a minimum size all or nothing."""
+        request, lacks, is_floor = self.requests[key], self.lacks[key], key not in self.without_tasks
+        if is_floor and (limit.floors_may_exceed or not limit.enforced):
+            return lacks
+        if not is_floor:
+            return lacks if limit.allows(request.demand_of(lacks), sum(lacks)) else NOTHING
+        found = NOTHING
+        for one in (Allocation(1, 0), Allocation(0, 1)):
+            while lacks.covers(more := found.plus(one)) and limit.allows(request.demand_of(more), sum(more)):
+                found = more
+        return found
 
 
 def _yields(anchor: RmJob, claim: Claim) -> bool:

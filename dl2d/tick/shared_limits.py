@@ -46,7 +46,7 @@ def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLim
         jobs = [by_key[key] for key in limit.jobs]
         has = Resources.total(job.request.demand_of(held[job.key]) for job in jobs)
         left = {name: most / 1000 - has.get(name) for name, most in limit.most}
-        found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit.text))
+        found.append(GrowthLimit(frozenset(job.anchor for job in jobs), left, limit.text, enforced=False))
     return found
 
 

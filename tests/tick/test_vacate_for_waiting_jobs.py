@@ -548,10 +548,36 @@ def test_an_elastic_job_of_higher_priority_that_waits_comes_before_a_claim(world
     assert world.job(first).state is JobState.RUNNING
 
 
-@pytest.mark.parametrize("yields", [Yields.ALWAYS, Yields.HIGHER_PRIORITY])
-@pytest.mark.parametrize(("priority", "starts", "has"), [(50, 2, (5, 1)), (9000, 4, (3, 1))])
+#: Site's limits for each user, and what a limit of the resource manager leaves.
+NO_LIMIT = Resources(), None
+SITE_LIMIT = Resources.of(cpu=4), None
+SHARE = Resources(), {"left": {"cpu": 0.0}, "enforced": False}
+SUBMITTED = Resources(), {"left": {"cpu": 0.0, "tasks": 0.0}, "floors_may_exceed": True}
+ENFORCED = Resources(), {"left": {"cpu": 0.0}}
+ENFORCED_BEYOND_ONE = Resources(), {"left": {"cpu": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "yields", "priority", "starts", "has"),
+    [
+        (NO_LIMIT, Yields.ALWAYS, 50, 2, (5, 1)),
+        (NO_LIMIT, Yields.ALWAYS, 9000, 4, (3, 1)),
+        (NO_LIMIT, Yields.HIGHER_PRIORITY, 50, 2, (5, 1)),
+        (NO_LIMIT, Yields.HIGHER_PRIORITY, 9000, 4, (3, 1)),
+        (SITE_LIMIT, Yields.ALWAYS, 50, 2, (5, 1)),
+        (SHARE, Yields.ALWAYS, 50, 2, (5, 1)),
+        (SUBMITTED, Yields.ALWAYS, 50, 2, (5, 1)),
+        # Tasks beyond it would not start.
+        (ENFORCED, Yields.ALWAYS, 50, 4, (3, 1)),
+        (ENFORCED_BEYOND_ONE, Yields.ALWAYS, 50, 3, (4, 1)),
+    ],
+)
 def test_what_a_running_job_lacks_of_its_floor_comes_before_claims_of_lower_priority(
-    yields: Yields, priority: int, starts: int, has: tuple[int, int]
+    limits: tuple[Resources, dict[str, object] | None],
+    yields: Yields,
+    priority: int,
+    starts: int,
+    has: tuple[int, int],
 ) -> None:
     """A node that was down comes back while four jobs of others wait that would fill it."""
     with closing(World(cluster_nodes=make_nodes(2, cpu=4, gpu=0), url="")) as world:
@@ -561,6 +587,11 @@ def test_what_a_running_job_lacks_of_its_floor_comes_before_claims_of_lower_prio
         (node,) = (node for node in world.manager.nodes if node.name == "n2")
         world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.DOWN))
         world.settle()
+        of_site, of_manager = limits
+        world.rules = GuardRules(per_user=of_site)
+        if of_manager is not None:
+            limit = GrowthLimit(frozenset({world.job(job).anchor}), reason="no more", **of_manager)  # type: ignore[arg-type]
+            world.manager.growth_limits = (limit,)
         one = {"nodes": 1, "whole": False, "demand": Resources.of(cpu=1), "priority": priority}
         world.manager.claims = [claim(str(number), **one) for number in range(4)]
         world.manager.set_node(structs.replace(node, used=Resources(), state=NodeState.UP))

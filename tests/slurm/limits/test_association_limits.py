@@ -458,18 +458,20 @@ def test_flags_of_qos_stay_as_they_were_where_slurmdbd_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("records", "left"),
+    ("records", "left", "floors"),
     [
-        (f"GrpSubmitJobs={most}({used})", left)
-        for most, used, left in ((5, 3, 2), (30, 10, 17), (1000, 100, 890), (30, 28, 0))
+        (f"GrpSubmitJobs={most}({used})", left, floors)
+        for most, used, left, floors in (
+            (5, 3, 2, False), (30, 10, 17, True), (1000, 100, 890, True), (30, 29, 0, True), (30, 30, 0, False),
+        )
     ]
     + [
-        ("GrpSubmitJobs=N(3) Account Limits= ml={MaxSubmitJobsPA=8(3)} User Limits=No Users", 5),
-        ("Account Limits=No Accounts User Limits= 9={MaxSubmitJobsPU=8(3)}", 5),
+        ("GrpSubmitJobs=N(3) Account Limits= ml={MaxSubmitJobsPA=8(3)} User Limits=No Users", 5, False),
+        ("Account Limits=No Accounts User Limits= 9={MaxSubmitJobsPU=8(3)}", 5, False),
     ],
-)
-def test_limits_on_submitted_jobs_leave_a_tenth_to_users(
-    slurm: FakeSlurm, manager_on: Managers, records: str, left: int
+)  # fmt: skip
+def test_limits_on_submitted_jobs_leave_a_tenth_to_users_and_to_tasks_of_floors(
+    slurm: FakeSlurm, manager_on: Managers, records: str, left: int, floors: bool
 ) -> None:
     """In use are also a task that runs and one that waits, which are not of the others that use the limit."""
     comment = "dl2:fake.1.9:worker-{}"
@@ -490,7 +492,7 @@ def test_limits_on_submitted_jobs_leave_a_tenth_to_users(
     (limit,) = found.values()
     assert limit.anchors >= {"1"}
     assert limit.left["tasks"] == (left + 1 if left else 0)
-    assert limit.waiting == frozenset()
+    assert (limit.waiting, limit.floors_may_exceed) == (frozenset(), floors)
     assert {name: amount for name, amount in limit.left.items() if name != "tasks"} == (
         {} if left else {"cpu": 0, "gpu": 0, "memory": 0}
     )

@@ -317,12 +317,20 @@ class AssociationLimits:
                         if name in (_RUNNING, _SUBMITTED):
                             parts[part] = dict.fromkeys(() if amount else resources, 0.0)
                         parts[part][TASKS if name in (_RUNNING, _SUBMITTED) else name] = amount
+                # Whether Slurm accepts more tasks, of the part of a limit on submitted jobs that is left to users.
+                accepts_more = _SUBMITTED in limit.amounts and (
+                    limit.used[_SUBMITTED] + held[_SUBMITTED] + anchors.waiting_tasks(limit)
+                    < limit.amounts[_SUBMITTED]
+                    > _most(_SUBMITTED, limit.amounts[_SUBMITTED], 1.0)
+                )
                 for (limited, waiting_for_part, factor), left in parts.items():
                     title = f"Slurm's limit {limit.title}"
                     title += f" times {factor:g} (LimitFactor)" if factor != 1 else ""
                     title += f" ({', '.join(left)})" if len(parts) > 1 else ""
                     of_these = anchors.handles(anchor for key in limited for anchor in members[key])
-                    found.append(GrowthLimit(of_these, left, title, waiting=waiting_for_part))
+                    found.append(
+                        GrowthLimit(of_these, left, title, waiting=waiting_for_part, floors_may_exceed=accepts_more)
+                    )
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
 
     def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
