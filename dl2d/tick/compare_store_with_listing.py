@@ -325,6 +325,7 @@ def _task_change(
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
        listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
        hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
+       When the limit is listed no more, it has as much time as any other that waits, from then on.
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted.
@@ -352,12 +353,13 @@ def _task_change(
     if listed.state is RmJobState.PENDING:
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
+        waited = elapsed.in_state if elapsed.unlimited is None else elapsed.unlimited
         if is_of_floor and listed.limit is not None:
             max_wait = max(max_wait, MAX_FLOOR_IN_LIMIT_SECONDS)
         # Two listings have to say so: slurmctld may refuse a node once, for example just after its start.
         elif refusal and listed.reason == task.note:
             max_wait = min(max_wait, MAX_REFUSED_SECONDS)
-        if may_give_up and task.state is TaskState.ASKED and elapsed.in_state > max_wait:
+        if may_give_up and task.state is TaskState.ASKED and waited > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
         unchanged = listed.reason == task.note and task.handle and submit_time_known

@@ -31,7 +31,7 @@ from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
 from dl2d.tick.task_matching import Matches, match_listing
-from dl2d.tick.task_time_in_state import elapsed_times, update_state_since
+from dl2d.tick.task_time_in_state import StateSince, elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
 from dl2d.tick.whole_nodes import with_whole_nodes
@@ -79,7 +79,7 @@ class Reconciled:
     #: Next values of the fields of ``TickState``.
     missing: Missing
     unaccounted: Mapping[str, float]
-    state_since: Mapping[str, tuple[TaskState, float]]
+    state_since: Mapping[str, StateSince]
     ended_until: float | None
     last_anchor_tried: JobKey | None
 
@@ -122,7 +122,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     held_until = listing.at - _NOT_EXECUTING_PERIODS * timeouts.start_seconds
     not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
-        state.state_since, before.tasks, now,
+        state.state_since, before.tasks, now, matches.listed,
         lambda task: task.id in starting.get(task.job, ()) or (task.tag in not_executing and task.since > held_until),
     )  # fmt: skip
     for job in before.jobs:

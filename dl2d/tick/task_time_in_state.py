@@ -11,27 +11,43 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import TASK_ROLES, JobKey, JobState, Role
+from dl2d.core.resource_manager import RmJob
 from dl2d.tick.observe import LiveJobs
 
 
+class StateSince(NamedTuple):
+    """The state of a task, and since when ticks have found it in that state."""
+
+    state: TaskState
+    since: float
+    #: Since when they have found, besides, that it waits for no limit; None while it does.
+    unlimited_since: float | None
+
+
 def update_state_since(
-    before: Mapping[str, tuple[TaskState, float]],
+    before: Mapping[str, StateSince],
     tasks: Iterable[Task],
     now: float,
+    listed: Mapping[str, RmJob],
     is_starting: Callable[[Task], bool] = lambda task: False,  # noqa: ARG005
-) -> dict[str, tuple[TaskState, float]]:
-    """The state of each task, and since when ticks have found it in that state, by tag; as ``update_calling_since``.
+) -> dict[str, StateSince]:
+    """Since when each task has been in its state, by tag; as ``update_calling_since``.
 
     Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them. The
     time of a granted task begins anew while it ``is_starting``: its dl2-run is connected, or its processes cannot run
-    yet.
+    yet. ``listed`` has the resource manager's job of each task, by tag.
     """
     found = {}
     for task in tasks:
         tag = task.tag
-        last = before.get(tag)
-        is_new = last is None or last[0] is not task.state or (task.state is TaskState.GRANTED and is_starting(task))
-        found[tag] = (task.state, now) if last is None or is_new else last
+        last, job = before.get(tag), listed.get(tag)
+        if last is None or last.state is not task.state or (task.state is TaskState.GRANTED and is_starting(task)):
+            last = StateSince(task.state, now, now)
+        if job is not None and job.limit is not None:
+            last = last._replace(unlimited_since=None)
+        elif job is not None and last.unlimited_since is None:
+            last = last._replace(unlimited_since=now)
+        found[tag] = last
     return found
 
 
@@ -52,11 +68,13 @@ class Elapsed(NamedTuple):
     #: Of a granted task: seconds in which its coordinator can have heard of it and has not. None if it does not call,
     #: or does not say of which tasks it has heard.
     unconnected: float | None = None
+    #: Of one that waits: seconds in which it has not waited for a limit; None while it does.
+    unlimited: float | None = None
 
 
 def elapsed_times(
     live: LiveJobs,
-    state_since: Mapping[str, tuple[TaskState, float]],
+    state_since: Mapping[str, StateSince],
     calling_since: Mapping[JobKey, float],
     now: float,
     saying: Collection[JobKey] = (),
@@ -74,15 +92,16 @@ def elapsed_times(
     }
     for task in live.tasks:
         if task.state.wanted:
-            since = state_since[task.tag][1] if task.state.rank >= TaskState.JOINED.rank else math.inf
+            since = state_since[task.tag].since if task.state.rank >= TaskState.JOINED.rank else math.inf
             joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}
     for task in live.tasks:
-        _, since = state_since[task.tag]
+        _, since, unlimited_since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
             told = max(told, joined_since.get((task.job, task.role), told))
         since_told = None if told == math.inf else now - told
         unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
-        found[task.tag] = Elapsed(now - since, since_told, unconnected)
+        unlimited = None if unlimited_since is None else now - unlimited_since
+        found[task.tag] = Elapsed(now - since, since_told, unconnected, unlimited)
     return found

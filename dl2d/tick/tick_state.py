@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.tick.make_room_in_limits import LimitHistory
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing
 from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
+from dl2d.tick.task_time_in_state import StateSince
 from dl2d.tick.vacating_history import ClaimHistory
 
 
@@ -61,7 +61,7 @@ class TickState:
     #: when it was asked last.
     unaccounted: Mapping[str, float] = field(default_factory=dict)
     #: State of each task, and since when ticks have found it in that state, by tag.
-    state_since: Mapping[str, tuple[TaskState, float]] = field(default_factory=dict)
+    state_since: Mapping[str, StateSince] = field(default_factory=dict)
     #: Since when each job's coordinator has called without a gap; without silent ones.
     calling_since: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that wait although they fit into free resources.

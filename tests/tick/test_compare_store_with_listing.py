@@ -13,7 +13,7 @@ from msgspec.structs import replace as replace_struct
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Progress, Role
-from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
+from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_store import MemoryStore
@@ -23,7 +23,7 @@ from dl2d.tick.missing_tasks_and_silent_coordinators import update_calling_since
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.stop_tasks_and_anchors import ended_jobs_to_check
 from dl2d.tick.task_matching import match_listing
-from dl2d.tick.task_time_in_state import Elapsed, update_state_since
+from dl2d.tick.task_time_in_state import Elapsed, StateSince, update_state_since
 from dl2d.tick.tick_context import Timeouts
 
 KEY = JobKey("here", "1", 1000)
@@ -211,15 +211,30 @@ def test_since_when_coordinators_call() -> None:
 
 def test_since_when_tasks_are_in_their_states() -> None:
     tag = task_tag(KEY, "worker-0")
-    found = update_state_since({}, [a_task(T.ASKED)], 7.0)
-    assert found == {tag: (T.ASKED, 7.0)}
-    assert update_state_since(found, [a_task(T.ASKED)], 8.0) == found
-    assert update_state_since(found, [a_task(T.GRANTED)], 8.0) == {tag: (T.GRANTED, 8.0)}
-    assert update_state_since(found, [], 8.0) == {}
-    granted = {tag: (T.GRANTED, 8.0)}
+    found = update_state_since({}, [a_task(T.ASKED)], 7.0, {})
+    assert found == {tag: (T.ASKED, 7.0, 7.0)}
+    assert update_state_since(found, [a_task(T.ASKED)], 8.0, {}) == found
+    assert update_state_since(found, [a_task(T.GRANTED)], 8.0, {}) == {tag: (T.GRANTED, 8.0, 8.0)}
+    assert update_state_since(found, [], 8.0, {}) == {}
+    granted = {tag: StateSince(T.GRANTED, 8.0, 8.0)}
     for is_starting, since in ((False, 8.0), (True, 9.0)):
-        found = update_state_since(granted, [a_task(T.GRANTED)], 9.0, lambda task, is_starting=is_starting: is_starting)
-        assert found == {tag: (T.GRANTED, since)}
+        found = update_state_since(
+            granted, [a_task(T.GRANTED)], 9.0, {}, lambda task, is_starting=is_starting: is_starting
+        )
+        assert found == {tag: (T.GRANTED, since, since)}
+
+
+def test_since_when_tasks_do_not_wait_for_a_limit() -> None:
+    tag = task_tag(KEY, "worker-0")
+    free = an_rm_job(R.PENDING)
+    limited = replace_struct(free, limit=GrowthLimit(frozenset(), {}, "a limit"))
+    found: dict[str, StateSince] = {}
+    for now, listed, unlimited_since in (
+        (7.0, limited, None), (8.0, limited, None), (9.0, None, None), (10.0, free, 10.0), (11.0, None, 10.0),
+        (12.0, free, 10.0), (13.0, limited, None), (14.0, free, 14.0),
+    ):  # fmt: skip
+        found = update_state_since(found, [a_task(T.ASKED)], now, {} if listed is None else {tag: listed})
+        assert found == {tag: (T.ASKED, 7.0, unlimited_since)}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from msgspec import structs
@@ -11,7 +13,7 @@ from tick.world import World
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint
-from dl2d.core.jobs import JobState, Role
+from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJobState, TaskSpec
 from dl2d.core.resources import Resources
 
@@ -35,7 +37,7 @@ class LimitedManager(ScriptedManager):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World(slot_seconds=60.0)
+    made = World(slot_seconds=60.0, url="")
     made.manager = made.coordinator._manager = LimitedManager(made.cluster_nodes, lambda: made.now)
     yield made
     made.close()
@@ -69,6 +71,8 @@ class FewTasks(ScriptedManager):
     """Runs no more than so many tasks at once, workers first; the others wait for a limit."""
 
     max_tasks = 2
+    #: Why all tasks that wait do so, in place of the limit.
+    reason = ""
 
     def submit(self, task: TaskSpec) -> str:
         self.pending = task.role is not Role.COORDINATOR
@@ -80,7 +84,10 @@ class FewTasks(ScriptedManager):
         free = self.max_tasks - sum(job.state is RmJobState.RUNNING for job in tasks)
         waiting = sorted((job for job in tasks if job.state is RmJobState.PENDING), key=lambda job: "ps" in job.tag)
         for number, job in enumerate(waiting):
-            if number < free:
+            if self.reason:
+                changed = structs.replace(self._entries[job.handle].job, limit=None, reason=self.reason)
+                self.put(changed, self._entries[job.handle].held)
+            elif number < free:
                 self._change(job.handle, RmJobState.RUNNING, "")
             else:
                 self._change(job.handle, RmJobState.PENDING, "QOSGrpJobsLimit")
@@ -104,25 +111,33 @@ def test_jobs_of_which_a_limit_lets_a_part_start_give_it_back(world: World, max_
     assert not any(task.state is TaskState.CONFIRMED for key in idle for task in world.tasks(key))
 
 
-def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_queue(world: World) -> None:
-    """Otherwise it would be withdrawn and submitted again without end, and never be the first of those that wait."""
+def ticks_and_schedules(world: World, count: int, seconds: float = 15.0) -> None:
+    assert isinstance(world.manager, FewTasks)
+    for _ in range(count):
+        world.tick(seconds)
+        world.manager.schedule()
+        world.beat()
+
+
+def a_job_that_lost_its_workers(world: World) -> tuple[JobKey, FewTasks]:
+    """A limit leaves it the server alone, and it has asked for two workers."""
     world.manager = world.coordinator._manager = manager = FewTasks(world.cluster_nodes, lambda: world.now)
     manager.max_tasks = 3
     key = world.submit(max_workers=2, max_ps=1)
-
-    def ticks(count: int, seconds: float = 15.0) -> None:
-        for _ in range(count):
-            world.tick(seconds)
-            manager.schedule()
-            world.beat()
-
-    ticks(4)
+    ticks_and_schedules(world, 4)
     assert (world.job(key).state, world.has(key)) == (JobState.RUNNING, (2, 1))
     for job in manager.live():
         if "worker" in job.tag:
             manager.end(job.handle, RmJobState.LOST, "NODE_FAIL")
     manager.max_tasks = 1
-    ticks(2)
+    ticks_and_schedules(world, 2)
+    return key, manager
+
+
+def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_queue(world: World) -> None:
+    """Otherwise it would be withdrawn and submitted again without end, and never be the first of those that wait."""
+    key, manager = a_job_that_lost_its_workers(world)
+    ticks = partial(ticks_and_schedules, world)
     needed, other = [task.id for task in world.tasks(key) if task.role is Role.WORKER]
     ticks(30)
     present = {task.id for task in world.tasks(key)}
@@ -138,3 +153,32 @@ def test_what_a_running_job_lacks_of_its_minimum_size_waits_for_a_limit_in_the_q
     manager.max_tasks = 2
     ticks(2)
     assert world.has(key) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "missed"), [("Resources", 0.0), ("Priority", 900.0)], ids=["", "no tick for a quarter of an hour"]
+)
+def test_a_task_that_has_waited_for_a_limit_has_its_usual_time_when_the_limit_has_room_again(
+    world: World, reason: str, missed: float
+) -> None:
+    key, manager = a_job_that_lost_its_workers(world)
+    needed = next(task.id for task in world.tasks(key) if task.role is Role.WORKER)
+    ticks_and_schedules(world, 20, 60.0)
+    world.timeouts = replace(world.timeouts, start_seconds=300.0)
+    manager.reason = reason
+    manager.schedule()
+    ticks_and_schedules(world, 1, 15.0 + missed)
+    ticks_and_schedules(world, 19)
+    assert needed in {task.id for task in world.tasks(key)}
+    ticks_and_schedules(world, 3)
+    assert needed not in {task.id for task in world.tasks(key)}  # it has not waited for the limit for 300 s
+
+
+def test_a_task_for_which_a_limit_has_room_now_and_then_is_kept_for_an_hour(world: World) -> None:
+    key, manager = a_job_that_lost_its_workers(world)
+    needed = next(task.id for task in world.tasks(key) if task.role is Role.WORKER)
+    began = world.now
+    while needed in {task.id for task in world.tasks(key)} and world.now < began + 7200.0:
+        manager.reason = "" if manager.reason else "Priority"
+        ticks_and_schedules(world, 5, 60.0)
+    assert 3500.0 < world.now - began < 3600.0 + world.timeouts.start_seconds
