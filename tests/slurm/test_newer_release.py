@@ -40,7 +40,7 @@ TESTS = (
     # Of the contract suite the backends that Debian 12's Slurm is too old for; anchors of Slurm are submitted by users.
     *("tests/contract", "-k", "not test_resource_manager or ((slurm-rest or slurm-pyslurm) and not anchor)"),
 )
-#: Of all tests with a real Slurm: whole clusters, by both backends. The mixed load takes an hour; guides need systemd.
+#: Of all tests with a real Slurm: whole clusters, by all backends. The mixed load takes an hour; guides need systemd.
 ALL_TESTS = (
     *("tests/slurm", "tests/contract", "tests/end_to_end", "-m", "slurm and not postgres"),
     "--ignore=tests/slurm/test_newer_release.py",

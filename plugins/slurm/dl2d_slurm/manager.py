@@ -86,7 +86,7 @@ def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> Res
 
 
 class SlurmManager:
-    """Slurm through its commands or slurmrestd; implements ``dl2d.core.resource_manager.ResourceManager``.
+    """Slurm through its commands, slurmrestd or pyslurm; implements ``dl2d.core.resource_manager.ResourceManager``.
 
     No state has to survive a restart: tasks are found by handle or tag; deadlines of stops, caches and back-offs are in
     memory. A thread cancels jobs at their deadlines until ``close``.

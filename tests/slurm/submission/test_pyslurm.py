@@ -128,7 +128,13 @@ def test_slurm_user_submits_for_others_and_cancels_by_scancel(slurm: FakeSlurm, 
         ("raise RPCError('Requested node configuration is not available')", Rejected, "Requested node"),
         ("raise RPCError('Invalid user id')", Denied, "Invalid user id"),
         ("raise RPCError('Unable to contact slurm controller (connect failure)')", Unavailable, "Unable to contact"),
+        ("raise RPCError('MaxJobCount limit reached')", Unavailable, "MaxJobCount limit reached"),
         ("raise ValueError('Invalid specifier')", Rejected, "backend: pyslurm: ValueError: Invalid specifier"),
+        (
+            "import sys; print('error: site says: ask for less', file=sys.stderr); raise RPCError('Unspecified error')",
+            Rejected,
+            "error: site says: ask for less; Unspecified error",
+        ),
     ],
 )
 def test_refusals_are_typed_and_in_slurms_words(
@@ -141,7 +147,8 @@ def test_refusals_are_typed_and_in_slurms_words(
     assert words in str(caught.value)
     pyslurm.behaves("")
     assert manager.submit(task()) == "77"
-    assert len({job["pid"] for job in pyslurm.submitted()}) == 1, "a refusal ends no process"
+    # One that does not reach slurmctld is not used again: it has read slurm.conf when it began.
+    assert len({job["pid"] for job in pyslurm.submitted()}) == (2 if kind is Unavailable else 1)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +157,10 @@ def test_refusals_are_typed_and_in_slurms_words(
         ("os.kill(os.getpid(), signal.SIGSEGV)", "signal 11"),
         ("os._exit(3)", "status 3"),
         ("time.sleep(60)", "did not answer within 1 s"),
-        ("answer = 'x' * 200_000", "gave no answer"),
-        ("answer = '77'", "gave no answer"),
+        ("answer = 'x' * 200_000", "answered with something else than a reply"),
+        ("answer = '77'", "answered with something else than a reply"),
         ("answer = 0", "does not say whether it has submitted the job"),
+        ("import sys; print('fatal: no such plugin', file=sys.stderr, flush=True); os._exit(1)", "no such plugin"),
     ],
 )
 def test_a_process_that_fails_is_replaced_after_a_pause(
@@ -213,6 +221,33 @@ def test_closing_does_not_wait_for_a_job_that_is_submitted(manager: SlurmManager
     manager.close()
     thread.join(30)
     assert [type(error) for error in failed] == [Unavailable]
+    with pytest.raises(Unavailable):
+        manager.submit(task())
+    assert len(pyslurm.submitted()) == 1
+
+
+def test_a_process_is_ended_with_what_started_it(manager_on: Managers, pyslurm: FakePyslurm) -> None:
+    wrapper = pyslurm.folder / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\n{pyslurm.python} "$@"\n')
+    wrapper.chmod(0o755)
+    manager = manager_on(uid=64030, pyslurm_python=str(wrapper))
+    manager.submit(task())
+    pid = int(str(pyslurm.submitted()[0]["pid"]))
+    assert psutil.pid_exists(pid)
+    manager.close()
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+
+
+def test_a_line_too_many_is_not_taken_for_the_answer_to_the_next_job(
+    manager: SlurmManager, pyslurm: FakePyslurm
+) -> None:
+    forged = '{"number": 1, "job_id": 4242}\\n'
+    pyslurm.behaves(f"import sys; os.write(int(sys.argv[1]), b'{forged}')")
+    assert manager.submit(task()) == "4242"
+    pyslurm.behaves("")
+    with pytest.raises(Unavailable, match="does not say whether it has submitted|something else than a reply"):
+        manager.submit(task())
 
 
 def test_what_is_wrong_with_an_installation_is_said(

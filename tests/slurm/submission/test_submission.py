@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slurm_fakes import task
+from slurm_fakes import FakeSlurm, Managers, task
 
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Launch, Owner
@@ -207,3 +207,14 @@ def test_what_the_user_gave_to_sbatch_for_the_anchor_holds_for_its_tasks() -> No
     words = chosen(anchor=anchor, settings=SlurmSettings(sbatch_options=("--reservation=all",)))
     assert words[-5:] == ["--reservation=ml", "--constraint=a100&ib", "--nice=5", "--wckey=a|b", "--reservation=all"]
     assert not [word for word in chosen(anchor=AnchorOptions(nice=-5)) if word.startswith("--nice")]
+
+
+def test_a_folders_name_is_no_pattern_for_sbatchs_output(slurm: FakeSlurm, manager_on: Managers) -> None:
+    manager = manager_on()
+    launch = Launch(argv=("true",), cwd="/home/alice/50%j")
+    manager.submit(task(launch=launch))
+    argv = slurm.calls("sbatch")[-1].argv
+    assert "--chdir=/home/alice/50%j" in argv
+    assert "--output=/home/alice/50%%j/dl2-12-worker-1.out" in argv
+    with pytest.raises(Rejected, match="backslash"):
+        manager.submit(task(launch=Launch(argv=("true",), cwd="/home/alice/a\\b")))

@@ -23,7 +23,7 @@ _UNAVAILABLE = re.compile(
     r"|zero bytes were transmitted|temporarily unable|temporarily unavailable|unexpected message received"
     r"|controller (?:not responding|in standby)|in standby mode|could not establish a configuration source"
     r"|failed to fetch config|authentication (?:error|credential)|auth.munge|did you start munged|munge_|rate limit"
-    r"|incompatible versions|communication",
+    r"|incompatible versions|communication|maxjobcount",
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)

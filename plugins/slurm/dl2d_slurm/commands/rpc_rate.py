@@ -47,7 +47,8 @@ _LISTING_SHARE: Final = 1 / 3
 _SPAN_SECONDS: Final = 60.0
 #: What Slurm's commands say when slurmctld has too much to do, or limits the caller's rate.
 _OVERLOADED: Final = re.compile(
-    r"rate limit|temporarily unable|temporarily unavailable|temporarily disabled|job queue full|socket timed out",
+    r"rate limit|temporarily unable|temporarily unavailable|temporarily disabled|job queue full|maxjobcount"
+    r"|socket timed out",
     re.IGNORECASE,
 )
 #: Seconds of the first pause after an overload, doubled with each further one, and the longest.

@@ -26,7 +26,7 @@ class CommandControl:
         """See ``JobControl``. One sbatch."""
         for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
             _check_bytes(what, text)
-        return self._commands.run("sbatch", *options, stdin=script, more=more)
+        return self._commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """See ``JobControl``. One scancel."""
@@ -36,6 +36,23 @@ class CommandControl:
 
     def close(self) -> None:
         """See ``JobControl``; nothing to close."""
+
+
+def _with_plain_output(options: Sequence[str]) -> list[str]:
+    """The options, with the path of the output as sbatch has to be given it for the file to have this name.
+
+    sbatch takes a % in a path for a pattern, also where it has put a relative path behind the folder. It takes a
+    backslash for an end of patterns, and drops it.
+    """
+    folder = next((option.partition("=")[2] for option in options if option.startswith("--chdir=")), "")
+    if "\\" in folder:
+        raise Rejected(
+            f"tasks cannot write their output to {folder}: sbatch does not take a backslash in a folder's name"
+        )
+    if "%" not in folder:
+        return list(options)
+    name = f"--output={folder}/".replace("%", "%%")
+    return [option.replace("--output=", name, 1) if option.startswith("--output=") else option for option in options]
 
 
 def _check_bytes(what: str, text: str) -> None:

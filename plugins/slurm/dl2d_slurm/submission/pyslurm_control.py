@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +20,7 @@ import msgspec
 import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d_slurm.commands.commands import UMASK, Answer, Commands, installed_version, privileged_users
+from dl2d_slurm.commands.commands import UMASK, Answer, Commands, failure, installed_version, privileged_users
 from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, RpcRate, is_overloaded
 from dl2d_slurm.submission.command_control import CommandControl
 from dl2d_slurm.submission.job_description import job_description
@@ -26,6 +29,10 @@ log = structlog.get_logger(__name__)
 
 _PROGRAM: Final = Path(__file__).with_name("pyslurm_process.py")
 _MAX_ANSWER_BYTES: Final = 1 << 16
+#: Of what the process writes on standard error.
+_MAX_SAID_BYTES: Final = 2000
+#: How long a process that has closed its socket is given to end.
+_END_SECONDS: Final = 1.0
 #: No process is started so soon after one that gave no answer.
 _PAUSE_SECONDS: Final = 10.0
 #: Maximum number of processes, started as they are needed. A call keeps its process busy.
@@ -33,9 +40,10 @@ _MAX_PROCESSES: Final = 4
 
 
 class _Reply(msgspec.Struct):
-    """A line of ``pyslurm_process.py``, whose text says when it has which field."""
+    """A line of ``pyslurm_process.py``; its docstring says which fields a line has."""
 
     release: str = ""
+    number: int = 0
     job_id: int = 0
     error: str = ""
     refused: str = ""
@@ -45,8 +53,7 @@ class PyslurmControl:
     """``JobControl`` by pyslurm, which submits, and scancel. Thread-safe.
 
     Slurm's library may hang or crash: a call has a deadline, at which its process is killed, and a later call starts
-    another one. Until ``_PAUSE_SECONDS`` have passed since then, calls for which there is no process fail at once with
-    the reason.
+    another one. For ``_PAUSE_SECONDS`` from then on, calls for which there is no process fail at once with the reason.
 
     Parameters
     ----------
@@ -55,7 +62,7 @@ class PyslurmControl:
     commands
         Run scancel.
     time_limit
-        Seconds after which a submission counts as unanswered; before that it waits as long at most for a process.
+        Seconds after which a submission counts as unanswered, with waiting for a process and starting it.
     environment
         Environment of jobs and of the processes.
     timer
@@ -81,14 +88,18 @@ class PyslurmControl:
         self._idle: queue.LifoQueue[_PyslurmProcess | None] = queue.LifoQueue()
         for _ in range(_MAX_PROCESSES):
             self._idle.put(None)
-        #: All that run.
+        #: Held while a process is started or all are ended.
+        self._starting = threading.Lock()
+        self._closed = False
+        #: Processes that were started and not ended from here.
         self._processes: set[_PyslurmProcess] = set()
-        self._start_at = -math.inf
-        self._problem = ""
+        #: None is started before this time, by the timer, because of the last failure.
+        self._no_start_before = -math.inf
+        self._last_failure = ""
 
     def check(self) -> None:
         """See ``JobControl``: starts a process where there is none."""
-        with self._running():
+        with self._process(self._deadline()):
             pass
 
     def privileged(self) -> Collection[int]:
@@ -98,122 +109,156 @@ class PyslurmControl:
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One call of pyslurm."""
         job = job_description(options, script, {**self._environment, **(more or {})}, backend="pyslurm")
-        with self._running() as process:
+        deadline = self._deadline()
+        with self._process(deadline) as process:
             begin, overloaded = self._rate.begins((PYSLURM_SUBMIT,)), False
             try:
-                reply = process.ask({"job": job})
+                reply, said = process.submit(job, deadline)
                 overloaded = is_overloaded(reply.error)
             finally:
                 self._rate.ended(PYSLURM_SUBMIT, begin, overloaded=overloaded)
-            if reply.job_id <= 0 and not reply.error and not reply.refused:
-                raise Unavailable("pyslurm does not say whether it has submitted the job")
+            answer = Answer(0, str(reply.job_id), said) if reply.job_id > 0 else Answer(1, "", f"{said}\n{reply.error}")
+            # It has read slurm.conf once, in which slurmctld may have another address by now.
+            if reply.error and isinstance(failure("", answer), Unavailable):
+                process.end()
         if reply.refused:
             raise Rejected("the job cannot be submitted with backend: pyslurm", said=reply.refused)
-        return Answer(0, str(reply.job_id), "") if reply.job_id > 0 else Answer(1, "", reply.error)
+        return answer
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """See ``JobControl``. One scancel."""
         return self._by_commands.cancel(jobs, state=state, signal=signal)
 
     def close(self) -> None:
-        """See ``JobControl``. Ends the processes, whatever they do."""
-        for process in tuple(self._processes):
-            process.end()
+        """See ``JobControl``. Ends the processes, whatever they do; none is started again."""
+        with self._starting:
+            self._closed = True
+            for process in self._processes:
+                process.end()
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._time_limit
 
     @contextmanager
-    def _running(self) -> Iterator[_PyslurmProcess]:
+    def _process(self, deadline: float) -> Iterator[_PyslurmProcess]:
         """A process, for this thread alone; it is ended if it gives no answer."""
         try:
-            process = self._idle.get(timeout=self._time_limit)
+            process = self._idle.get(timeout=max(deadline - time.monotonic(), 0.0))
         except queue.Empty:
-            raise Unavailable(f"pyslurm did not answer earlier submissions within {self._time_limit:g} s") from None
-        kept = None
+            raise Unavailable(f"all processes of pyslurm were busy for {self._time_limit:g} s") from None
+        good = None
         try:
             if process is None or process.has_ended():
                 self._end(process)
-                process = self._started()
+                process = self._started(deadline)
             yield process
-            kept = process
+            good = process
         except Unavailable as error:
-            if self._timer() >= self._start_at:
-                self._start_at, self._problem = self._timer() + _PAUSE_SECONDS, str(error)
+            if self._timer() >= self._no_start_before:
+                self._no_start_before, self._last_failure = self._timer() + _PAUSE_SECONDS, str(error)
             raise
         finally:
-            if kept is None:
+            if good is None:
                 self._end(process)
-            self._idle.put(kept)
+            self._idle.put(good)
 
-    def _end(self, process: _PyslurmProcess | None) -> None:
-        if process is not None:
-            process.end()
-            self._processes.discard(process)
-
-    def _started(self) -> _PyslurmProcess:
-        if (wait := self._start_at - self._timer()) > 0:
-            raise Unavailable(f"{self._problem}; tried again in {wait:.0f} s")
-        process = _PyslurmProcess(self._python, self._environment, self._time_limit)
-        self._processes.add(process)
+    def _started(self, deadline: float) -> _PyslurmProcess:
+        if (wait := self._no_start_before - self._timer()) > 0:
+            raise Unavailable(f"{self._last_failure}; tried again in {wait:.0f} s")
+        installed = installed_version(self._commands)
+        with self._starting:
+            if self._closed:
+                raise Unavailable("pyslurm is not used any more: the daemon ends")
+            process = _PyslurmProcess(self._python, self._environment, self._time_limit)
+            self._processes.add(process)
         try:
-            built, here = process.first_reply(), installed_version(self._commands)
+            built = process.release(deadline)
             # It reads and writes structures of Slurm's library, which differ from release to release.
-            if not here.startswith(f"{built}."):
-                problem = f"was built for Slurm {built}, but Slurm {here} is installed: build it again"
+            if not installed.startswith(f"{built}."):
+                problem = f"was built for Slurm {built}, but Slurm {installed} is installed: build it again"
                 raise Unavailable(f"pyslurm of {self._python} {problem}")
         except BaseException:
             self._end(process)
             raise
         return process
 
+    def _end(self, process: _PyslurmProcess | None) -> None:
+        if process is not None:
+            process.end()
+            with self._starting:
+                self._processes.discard(process)
+
 
 class _PyslurmProcess:
     """``pyslurm_process.py`` while it runs."""
 
     def __init__(self, python: str, environment: Mapping[str, str], time_limit: float) -> None:
+        """``time_limit``: by what deadline it is asked, for messages."""
         self._python, self._time_limit = python, time_limit
-        self._socket, theirs = socket.socketpair()
+        self._number = 0
         try:
-            self._process = subprocess.Popen(
-                [python, str(_PROGRAM), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**environment, "LC_ALL": "C.UTF-8"},
-                cwd="/",
-                umask=UMASK,
-                start_new_session=True,
-            )
+            with ExitStack() as opened:
+                self._socket, theirs = map(opened.enter_context, socket.socketpair())
+                #: What Slurm's library, and Python, write on standard error.
+                self._stderr = opened.enter_context(os.fdopen(os.memfd_create("stderr"), "r+b", buffering=0))
+                self._process = subprocess.Popen(
+                    [python, str(_PROGRAM), str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._stderr,
+                    pass_fds=[theirs.fileno()],
+                    # Texts of jobs are UTF-8, whatever the daemon's locale is.
+                    env={**environment, "LC_ALL": "C.UTF-8"},
+                    cwd="/",
+                    umask=UMASK,
+                    start_new_session=True,
+                )
+                opened.pop_all()
+                theirs.close()
         except OSError as error:
-            self._socket.close()
             raise Unavailable(f"pyslurm: {python} cannot be run", said=str(error)) from None
-        finally:
-            theirs.close()
 
     def has_ended(self) -> bool:
         """Whether it runs no more."""
         return self._process.poll() is not None
 
-    def first_reply(self) -> str:
-        """Release of Slurm for which pyslurm was built. Raises ``Unavailable`` where pyslurm cannot be used."""
-        reply = self._read(time.monotonic() + self._time_limit)
+    def release(self, deadline: float) -> str:
+        """Release of Slurm for which pyslurm was built, which it tells first.
+
+        Raises ``Unavailable`` where pyslurm cannot be used.
+        """
+        reply = self._read(deadline)
         if not reply.release:
-            raise Unavailable(f"pyslurm of {self._python} cannot be used", said=reply.error)
+            raise Unavailable(
+                f"pyslurm of {self._python} cannot be used", said=f"{self._said()}\n{reply.error}".strip()
+            )
         return reply.release
 
-    def ask(self, request: object) -> _Reply:
-        """The reply to a request. Raises ``Unavailable`` where there is none."""
-        deadline = time.monotonic() + self._time_limit
+    def submit(self, job: Mapping[str, object], deadline: float) -> tuple[_Reply, str]:
+        """The reply for a job, and what was written on standard error.
+
+        Raises ``Unavailable`` where it is not known whether the job was submitted.
+        """
+        self._said()  # of the calls before
+        self._number += 1
         try:
-            self._socket.settimeout(self._time_limit)
-            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._socket.sendall(msgspec.json.encode({"number": self._number, "job": job}) + b"\n")
         except OSError as error:
             raise self._no_answer(error) from None
-        return self._read(deadline)
+        reply = self._read(deadline)
+        if reply.number != self._number or not (reply.job_id > 0 or reply.error or reply.refused):
+            raise Unavailable("pyslurm does not say whether it has submitted the job", said=self._said())
+        return reply, self._said()
 
     def end(self) -> None:
-        """Kill it."""
-        self._process.kill()
+        """Kill it, with what it has started."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._socket.close()
+        self._stderr.close()
 
     def _read(self, deadline: float) -> _Reply:
         text = bytearray()
@@ -229,9 +274,23 @@ class _PyslurmProcess:
             raise self._no_answer(error) from None
 
     def _no_answer(self, error: Exception | None) -> Unavailable:
+        said = self._said() or str(error or "")
         if isinstance(error, TimeoutError):
-            return Unavailable(f"pyslurm did not answer within {self._time_limit:g} s")
-        self._process.kill()
-        status = self._process.wait()
+            return Unavailable(f"pyslurm did not answer within {self._time_limit:g} s", said=said)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)  # where it has closed its socket, it ends
+        status = self._process.returncode
+        if status is None:
+            return Unavailable("the process of pyslurm answered with something else than a reply", said=said)
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        return Unavailable(f"the process of pyslurm ended with {how} or gave no answer", said=str(error or ""))
+        return Unavailable(f"the process of pyslurm ended with {how}", said=said)
+
+    def _said(self) -> str:
+        """What was written on standard error since this was asked."""
+        try:
+            text = os.pread(self._stderr.fileno(), _MAX_SAID_BYTES, 0)
+            self._stderr.truncate(0)
+            self._stderr.seek(0)  # also for the process, which writes on where this is
+        except (OSError, ValueError):  # ended from another thread
+            return ""
+        return text.decode(errors="replace").strip()

@@ -5,12 +5,13 @@ this process and not the daemon. The file is run by its path and imports nothing
 
 It reads requests from the socket whose number is its argument and answers each with a line of JSON. The first line,
 unasked, has the release of Slurm for which pyslurm was built, ``{"release": "26.05"}``, or ``{"error": ...}``. A
-request is a line ``{"job": ...}``, where the job is as slurmrestd takes it. The answer is ``{"job_id": 7}``,
-``{"error": ...}`` in Slurm's words, or ``{"refused": ...}`` for what pyslurm does not take.
+request is a line ``{"number": 3, "job": ...}``, where the job is as slurmrestd takes it. The answer has the same number
+and ``"job_id": 7``, ``"error": ...`` in Slurm's words, or ``"refused": ...`` for what pyslurm does not take.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import socket
@@ -44,13 +45,15 @@ def main() -> None:
             answer({"error": f"{type(error).__name__}: {error}"})
             return
         for line in lines:
-            answer(_submitted(pyslurm, json.loads(line)["job"]))
+            request = json.loads(line)
+            answer({"number": request["number"], **_submitted(pyslurm, request["job"])})
 
 
 def _submitted(pyslurm: Any, job: dict[str, Any]) -> dict[str, object]:
     try:
-        attributes = {_NAMES.get(name, name): _as_pyslurm_takes_it(name, value) for name, value in job.items()}
-        # Without types, or with an empty list, pyslurm asks for all profiles.
+        attributes = {_NAMES.get(name, name): _attribute_value(name, value) for name, value in job.items()}
+        # Without types pyslurm asks for all profiles of accounting, and an empty list counts as none given; this is an
+        # empty sequence that is true.
         description = pyslurm.JobSubmitDescription(profile_types=iter(()), **attributes)
         return {"job_id": description.submit()}
     except pyslurm.RPCError as error:
@@ -59,7 +62,7 @@ def _submitted(pyslurm: Any, job: dict[str, Any]) -> dict[str, object]:
         return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def _as_pyslurm_takes_it(name: str, value: Any) -> object:
+def _attribute_value(name: str, value: Any) -> object:
     """A field of slurmrestd as the value of pyslurm's attribute."""
     if name == "environment":
         return dict(variable.split("=", 1) for variable in value)
@@ -73,4 +76,5 @@ def _as_pyslurm_takes_it(name: str, value: Any) -> object:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the daemon has ended
+        main()

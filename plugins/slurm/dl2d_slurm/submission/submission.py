@@ -101,7 +101,7 @@ def sbatch_arguments(
         *_amounts(task.demand, settings, spelling),
         f"--comment={task.tag}",
         f"--job-name={name}",
-        # Relative to --chdir: a % in a folder's name would be taken for a pattern.
+        # Relative to --chdir.
         f"--output={name}.out",
     ]
     for option, value in (

@@ -18,7 +18,7 @@ from dl2d_slurm.submission.slurmrestd import RestControl
 
 log = structlog.get_logger(__name__)
 
-#: sbatch commands that run at once, so that a slow controller is asked at the full rate.
+#: Submissions that run at once, so that a slow controller is asked at the full rate.
 PARALLEL_SUBMITS = 8
 
 
@@ -82,7 +82,7 @@ def job_control(
 
 
 class JobControl(Protocol):
-    """Submits and cancels jobs. An answer that is not good has Slurm's own words, which are the same in all backends.
+    """Submits and cancels jobs. An answer that is not good has Slurm's own words, mostly the same in all backends.
 
     All methods raise ``Unavailable`` where there is no answer.
     """
