@@ -246,7 +246,7 @@ def test_a_line_too_many_is_not_taken_for_the_answer_to_the_next_job(
     pyslurm.behaves(f"import sys; os.write(int(sys.argv[1]), b'{forged}')")
     assert manager.submit(task()) == "4242"
     pyslurm.behaves("")
-    with pytest.raises(Unavailable, match="does not say whether it has submitted|something else than a reply"):
+    with pytest.raises(Unavailable, match=r"does not say whether it has submitted|something else than a reply"):
         manager.submit(task())
 
 
