@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import argparse
 import time
+from importlib.metadata import distribution
 from pathlib import Path
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from pslite.torch import SGD, Adam, ElasticJob
+
+
+def load_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels from scikit-learn's file: to import scikit-learn takes longer than to import PyTorch."""
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = torch.from_numpy(np.loadtxt(file, delimiter=","))
+    return rows[:, :-1].float().view(-1, 1, 8, 8) / 16, rows[:, -1].long()
 
 
 def build(name: str) -> nn.Module:
@@ -64,9 +72,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="write the trained model here")
     options = parser.parse_args()
 
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(digits.target)
+    images, labels = load_digits()
     train = TensorDataset(images[:1500], labels[:1500])
 
     torch.manual_seed(options.seed)
