@@ -248,7 +248,7 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 6000 --step-seconds 0.05
         daemon.wait_until(lambda: daemon.store.find_jobs(job_id), "the job is registered", timeout=90)
         (job,) = daemon.store.find_jobs(job_id)
         daemon.wait_until(lambda: daemon.confirmed(job.key) == (3, 1), "it fills the limit", timeout=90)
-        rigid = cluster.submit_as(bob, "#!/bin/sh\nsleep 40\n", "--qos=eight", "--cpus-per-task=3", "--mem=50")
+        rigid = cluster.submit_as(bob, "#!/bin/sh\nsleep 25\n", "--qos=eight", "--cpus-per-task=3", "--mem=50")
         room = f"room made for job {rigid} of {bob.name}"
         why = (str(BIN / "dl2d"), "why", job_id, "--config", str(daemon.config))
         daemon.wait_until(lambda: room in cluster.run(*why).stdout, "it is told to whom it yields", timeout=60)
