@@ -71,6 +71,7 @@ def few_days_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_a_checkpoint_comes_of_it_and_the_gate_is_recorded(dl2d: Dl2d, tmp_path: Path) -> None:
     url, own, out = store_url(tmp_path), with_checkpoint().checkpoint, tmp_path / "out"
@@ -148,6 +149,7 @@ def test_the_seed_decides(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) ->
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws", "no_pictures")
 def test_without_the_gate_nothing_is_registered(dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path) -> None:
     _, url = site
@@ -273,6 +275,7 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     assert len(history.sizes) >= 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws", "no_pictures")
 def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shadow(
     dl2d: Dl2d, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -310,6 +313,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
     assert ran.out.splitlines()[1] == f"passed the gate: {trial.reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws", "few_days_suffice", "no_pictures")
 def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_another_in_shadow(
     dl2d: Dl2d, site: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -337,6 +341,7 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
             assert (promotion_trial.passed_trial(settings, registry, live, present) is not None) == counts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws", "few_days_suffice")
 def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tmp_path: Path) -> None:
     """A version that was trained on generated workloads decides for days; then it is trained on what came of that."""

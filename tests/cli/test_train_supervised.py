@@ -77,6 +77,7 @@ def a_slot(number: int, snapshot: Snapshot, decision: Decision) -> Slot:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     dl2d: Dl2d, site: Path, workload: Path, tmp_path: Path
 ) -> None:
