@@ -60,8 +60,8 @@ from dl2d.store import schema
 from dl2d.store.database import Database, Place
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
-from dl2d_slurm.limits.limits_not_asked_for import limits_advice
-from dl2d_slurm.registration.configuration_advice import partition_advice, priorities_advice
+from dl2d_slurm.cluster_check.configuration_advice import partition_advice, priorities_advice
+from dl2d_slurm.cluster_check.unsupported_limits import limits_advice
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.sbatch_options import options_of_script, refuse_options, remarks
 from dl2d_slurm.submission.submission_backends import chosen_backend

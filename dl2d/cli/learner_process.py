@@ -61,9 +61,9 @@ def stand_back(memory_mib: int) -> None:
 def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
+    from dl2d.cli.learner import TwinSettings, checked, judged, learn  # noqa: PLC0415
     from dl2d.cli.options import reading  # noqa: PLC0415
     from dl2d.cli.promotion_trial import live_review  # noqa: PLC0415
-    from dl2d.cli.train_from_store import TwinSettings, checked, judged, learn  # noqa: PLC0415
     from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
 
     told: dict[str, float] = {}

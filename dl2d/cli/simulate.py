@@ -21,7 +21,7 @@ from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
 from dl2d.core.json_codec import as_plain
 from dl2d.plugins import load_placement
-from dl2d.simulation.lower_bound import Bound, lower_bound
+from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
 from dl2d.simulation.policy_lookup import LEARNED, find_policy
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.simulation_presets import Preset, PresetName, preset

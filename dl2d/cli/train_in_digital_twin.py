@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
+from dl2d.cli.learner import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
 from dl2d.cli.options import reading
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.policy import what_live_means
 from dl2d.cli.progress_display import interruptible, progress_bars
-from dl2d.cli.train_from_store import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
 from dl2d.cli.train_options import TrainOptions
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.config.settings import Settings

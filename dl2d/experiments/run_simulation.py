@@ -15,7 +15,7 @@ from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.participant_preparation import Preparation, combinations, to_prepare
 from dl2d.experiments.participants import Participant
 from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
-from dl2d.simulation.lower_bound import lower_bound
+from dl2d.simulation.completion_time_lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.result_time_series import SlotSeries
 from dl2d.simulation.workload.sources import load_source
@@ -49,8 +49,7 @@ class Result:
     avg_jct: float
     avg_jct_plain: float
     makespan: float
-    #: Bound on the average completion time of the workload without options (``dl2d.simulation.lower_bound``),
-    #: and the resource that makes it so.
+    #: Lower bound on the average completion time of the workload without options, and the resource that makes it so.
     bound: float
     scarce: str
     #: By resource, fraction of amount x time that was held.

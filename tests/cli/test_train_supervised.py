@@ -16,8 +16,8 @@ from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import decisions_to_learn_from, promotion_trial
 from dl2d.cli.decisions_to_learn_from import recorded_slots
-from dl2d.cli.imitation_report import comparison_lines, not_better_than
 from dl2d.cli.train_options import site_settings
+from dl2d.cli.train_supervised_report import comparison_lines, not_better_than
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate

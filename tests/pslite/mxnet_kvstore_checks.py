@@ -11,7 +11,7 @@ from mxnet_checks import raises, run_named
 from pslite.errors import UsageError
 from pslite.mxnet.kvstore.job import KVStoreJob
 from pslite.mxnet.kvstore.key_table import KeyTable
-from pslite.mxnet.kvstore.steps import FirstWorkerTurns, KVStoreSteps
+from pslite.mxnet.kvstore.push_and_pull import FirstWorkerTurns, KVStoreSteps
 from pslite.mxnet.kvstore.weight_writer import WeightWriter
 from pslite.worker.session_without_network import SingleSession
 

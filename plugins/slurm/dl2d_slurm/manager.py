@@ -29,6 +29,7 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 from dl2d.core.resources import Resources
+from dl2d_slurm.cluster_check.reachability_probe_job import probe
 from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_terminator
 from dl2d_slurm.commands.commands import (
     Commands,
@@ -41,7 +42,9 @@ from dl2d_slurm.commands.commands import (
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.jobs_with_all_memory import JobsWithAllMemory
-from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
+from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
+from dl2d_slurm.jobs.stopping import Stopper
+from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     WaitingJob,
     claims,
     handle_for_users,
@@ -49,18 +52,15 @@ from dl2d_slurm.jobs.sharing_with_waiting_jobs import (
     share_limits,
     standing_claims,
 )
-from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
-from dl2d_slurm.jobs.stopping import Stopper
 from dl2d_slurm.limits.association_limits import AssociationLimits
 from dl2d_slurm.limits.limits_from_reason_codes import with_limits
+from dl2d_slurm.munge_authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
 from dl2d_slurm.nodes.whole_node_partitions import WholeNodePartitions, give_whole_nodes
-from dl2d_slurm.registration.authentication import USER_SECONDS, authenticate_anchor, proven_uid
-from dl2d_slurm.registration.reachability_probe_job import probe
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.partitions import Partition, partitions_of, task_partitions, task_time_limit
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes

@@ -16,7 +16,7 @@ from dl2d.core.json_codec import encode
 from dl2d.core.policy import Evidence
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.outages import Outages
+from dl2d.simulation.node_outages import Outages
 from dl2d.simulation.realism_effects import communication, loss_curve
 from dl2d.simulation.replay import Rules, SlotProgress
 from dl2d.simulation.seeded_random import SeededRandom

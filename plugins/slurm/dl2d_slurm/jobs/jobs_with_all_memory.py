@@ -14,7 +14,7 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
-from dl2d_slurm.jobs.sharing_with_waiting_jobs import WaitingJob
+from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import WaitingJob
 
 log = structlog.get_logger(__name__)
 

@@ -1,8 +1,8 @@
 """Limits of associations and qualities of service on what their jobs have together, as slurmctld knows them.
 
 Of several limits of one kind on a resource, a job's start is held against those of the first of these that has one: the
-QOS of its partition and its own (in the order of ``order_of_qos``), its associations. So a QOS may allow more than the
-account of its jobs.
+QOS of its partition and its own (in the order that ``qos_precedence`` has), its associations. So a QOS may allow more
+than the account of its jobs.
 
 Limits on the number of jobs that are submitted count those that wait, too. Of these a part is left to jobs that users
 submit themselves.
@@ -25,9 +25,9 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.commands import Commands
-from dl2d_slurm.jobs.sharing_with_waiting_jobs import handle_for_users
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
-from dl2d_slurm.limits.order_of_qos import KnownOrderOfQos, OrderOfQos
+from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import handle_for_users
+from dl2d_slurm.limits.qos_precedence import KnownOrderOfQos, OrderOfQos
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from pslite.mxnet.elastic_data_sampler import session_for_kvstore
 from pslite.mxnet.kvstore import optimizer_states
 from pslite.mxnet.kvstore.job import KVStoreJob
 from pslite.mxnet.kvstore.key_table import Key, listed, pairs
-from pslite.mxnet.kvstore.steps import KVStoreSteps
+from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
 from pslite.mxnet.sparse import STYPE, numbers_of
 from pslite.worker.training_session import OpenSession
 

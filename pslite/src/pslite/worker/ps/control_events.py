@@ -32,7 +32,7 @@ from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.recovery import Recovery
+from pslite.worker.ps.recovery_from_server_loss import Recovery
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (

@@ -26,7 +26,7 @@ from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.recovery import Recovery
+from pslite.worker.ps.recovery_from_server_loss import Recovery
 from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.ps.step_exchange import StepExchange
 from pslite.worker.training_session import Share, StartState

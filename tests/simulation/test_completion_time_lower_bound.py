@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from simulation.test_replay import make
 
-from dl2d.simulation.lower_bound import Bound, lower_bound
+from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
 from dl2d.simulation.workload.format import read_workload
 
 

@@ -12,7 +12,7 @@ from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.registration.authentication import EXCLUSIVE_USER_PARTITION
+from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 _PRIORITY_BASIC: Final = "priority/basic"

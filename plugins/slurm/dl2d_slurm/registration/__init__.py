@@ -1,1 +1,0 @@
-"""Who may register a job, and whether jobs on compute nodes find and reach the daemon to do so."""
