@@ -21,7 +21,7 @@ from sqlalchemy import insert, text
 from store_tick import Bench, empty_store, job_of
 
 from dl2d.core.jobs import JobState, Progress
-from dl2d.core.measured_speeds import MAX_LOSSES
+from dl2d.core.measured_losses import MAX_LOSSES
 from dl2d.core.store import Keep
 from dl2d.store.database import Database, Place
 from dl2d.store.jobs import JobRow, _job_values

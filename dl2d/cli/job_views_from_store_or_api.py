@@ -24,7 +24,8 @@ from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.launch.daemon_account_check import trusted_accounts
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address
-from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, check_private, munge_credential, tls_context
+from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, check_private, tls_context
+from pslite.launch.munge_credentials import munge_credential
 
 if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore

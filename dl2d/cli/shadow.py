@@ -21,7 +21,7 @@ from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.store.database import Place
-from dl2d.store.read_only_query import shadow_comparison
+from dl2d.store.shadow_comparison import shadow_comparison
 
 if TYPE_CHECKING:
     from dl2d.store.policy_versions import SqlRegistry

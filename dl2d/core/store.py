@@ -16,7 +16,8 @@ import msgspec
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.measured_losses import MeasuredLoss
+from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 

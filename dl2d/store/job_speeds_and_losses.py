@@ -14,15 +14,8 @@ from sqlalchemy import Connection, ForeignKey, Select, bindparam, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, JobKey, Progress
-from dl2d.core.measured_speeds import (
-    MAX_MEASUREMENTS,
-    JobSpeeds,
-    LossCurve,
-    LossPoint,
-    MeasuredLoss,
-    SpeedPoint,
-    mean_point,
-)
+from dl2d.core.measured_losses import LossCurve, LossPoint, MeasuredLoss
+from dl2d.core.measured_speeds import MAX_MEASUREMENTS, JobSpeeds, SpeedPoint, mean_point
 from dl2d.store.row_mapping import Base, Json, batches, columns, decoded_json, table_of, upsert
 
 _Measurements = tuple[tuple[float, float], ...]

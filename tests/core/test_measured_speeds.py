@@ -5,17 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured_speeds import (
-    MAX_LOSSES,
-    MAX_MEASUREMENTS,
-    Count,
-    LossCurve,
-    LossPoint,
-    SpeedPoint,
-    Tally,
-    count,
-    mean_point,
-)
+from dl2d.core.measured_speeds import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_point
 
 SIZE = Allocation(2, 1)
 
@@ -127,19 +117,3 @@ def test_the_mean_is_within_what_was_measured(said: list[tuple[float, str]]) -> 
 
 def test_a_jobs_own_point_is_the_mean_point_what_it_said() -> None:
     assert mean_point(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(SIZE, 4.0, 2, jobs=1, at=20.0, since=10.0)
-
-
-@pytest.mark.parametrize("total", [0, 1, 2, 31, 32, 33, 64, 127, 128, 129, 255, 256, 257, 1000, 4097, 100_000])
-def test_a_curve_keeps_few_points_and_gives_them_evenly_spread(total: int) -> None:
-    """As many as there would be of all reports, and each near to where it would be then."""
-    curve = LossCurve()
-    for number in range(total):
-        curve = curve.added(LossPoint(float(number), 1 / (1 + number)))
-        assert len(curve.points) <= 4 * MAX_LOSSES
-    distance = -(-total // MAX_LOSSES) or 1
-    exact = [*range(total - 1, -1, -distance)][::-1]
-    given = [point.epoch for point in curve.thinned()]
-    assert len(given) == len(set(given)) == len(exact) <= MAX_LOSSES
-    assert given[-1:] == exact[-1:]
-    off = max((abs(ours - theirs) for ours, theirs in zip(given, exact, strict=True)), default=0)
-    assert off <= (0 if total <= 4 * MAX_LOSSES else distance / 4)

@@ -28,7 +28,7 @@ from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
-from pslite.launch.daemon_http import munge_credential
+from pslite.launch.munge_credentials import munge_credential
 
 pytestmark = pytest.mark.slurm
 

@@ -20,7 +20,8 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.jobs import Allocation, JobState, Progress
-from dl2d.core.measured_speeds import LossPoint, TrainingKind
+from dl2d.core.measured_losses import LossPoint
+from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema

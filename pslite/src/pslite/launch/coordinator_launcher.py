@@ -16,11 +16,12 @@ from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError, UsageError
 from pslite.job.environment_passed_to_tasks import remarks, user_environment
 from pslite.launch.coordinator_supervisor import LogLocation, Supervisor, locate_log
-from pslite.launch.daemon_http import is_loopback, munge_credential, registration_payload
+from pslite.launch.daemon_http import is_loopback
 from pslite.launch.environment_parsing import balance_of, encryption_of, need, progress_deadline
 from pslite.launch.job_registration import Registration, register
 from pslite.launch.local_tasks import LocalTasks
 from pslite.launch.membership_from_daemon import DaemonClient, report_failure
+from pslite.launch.munge_credentials import munge_credential, registration_payload
 from pslite.launch.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.slurm_batch_script import refuse_container, submission_options
 from pslite.net.authentication import TOKEN_BYTES, parse_token

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pslite.errors import Cancelled, Fenced
-from pslite.job.job_status import MembershipSource, Reply, Status
+from pslite.job.job_status import Status
+from pslite.job.membership_source import MembershipSource, Reply
 from pslite.job.message_base_class import WireRecord
 from pslite.net.message_framing import Channel, Inbox
 

@@ -1,4 +1,4 @@
-"""HTTP requests to the daemon's job API, and munge credentials, by which it verifies which user sent one."""
+"""HTTP and HTTPS requests to the daemon's job API, and the certificate by which it is trusted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import ipaddress
 import os
 import re
 import ssl
-import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from functools import lru_cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 
@@ -141,31 +139,3 @@ def _made_context(certificate: str, changed: int) -> ssl.SSLContext:
     # a certificate that is given is trusted as it is, whoever has signed it
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     return context
-
-
-def registration_payload(job: str) -> str:
-    """Return the payload of a credential that registers a Slurm job."""
-    return f"dl2d:{job}"
-
-
-def munge_credential(payload: str, environ: Mapping[str, str]) -> str:
-    """Return a credential with a payload, which everybody may read; each can be used once.
-
-    Raises
-    ------
-    UsageError
-        munge is not installed, or failed.
-
-    """
-    command = ["munge", "-s", payload]
-    if environ.get("MUNGE_SOCKET"):
-        command += ["-S", environ["MUNGE_SOCKET"]]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except FileNotFoundError:
-        raise UsageError("munge is not installed on this node: the scheduler cannot verify which user asks") from None
-    except subprocess.TimeoutExpired:
-        raise UsageError("munge did not answer within 30 s") from None
-    except subprocess.CalledProcessError as error:
-        raise UsageError(f"munge failed: {error.stderr.strip()}") from None
-    return done.stdout.strip()

@@ -16,7 +16,8 @@ import msgspec
 from pslite.errors import UsageError
 from pslite.job.printable_text import printable
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, find_address
-from pslite.launch.daemon_http import check_private, error_text, fetch, munge_credential, registration_payload
+from pslite.launch.daemon_http import check_private, error_text, fetch
+from pslite.launch.munge_credentials import munge_credential, registration_payload
 
 _CONNECT_SECONDS = 10.0
 

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.job_status import MembershipSource, Reply, Status
+from pslite.job.job_status import Status
+from pslite.job.membership_source import MembershipSource, Reply
 from pslite.launch.daemon_http import fetch
 
 #: as long as a daemon takes to be restarted on a busy machine, or its store to be upgraded

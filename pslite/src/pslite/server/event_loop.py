@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pslite.errors import JobFailed, ProtocolError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
-from pslite.job.printable_text import dump_stacks
+from pslite.job.thread_stacks import dump_stacks
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (

@@ -15,7 +15,7 @@ from pslite.errors import JobFailed, PsliteError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import TERMINATED
-from pslite.job.printable_text import dump_stacks, place_of
+from pslite.job.thread_stacks import dump_stacks, place_of
 from pslite.net.authentication import Identity
 from pslite.net.coordinator_client import JOIN_SECONDS, CoordinatorClient
 from pslite.net.messages import (

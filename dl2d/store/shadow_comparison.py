@@ -1,0 +1,38 @@
+"""Comparison of the decisions in mode shadow with what the site's scheduler gave, from view ``shadow_decisions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dl2d.store.database import Place
+from dl2d.store.read_only_query import ask
+
+# The index on the slot finds these decisions; days_ago of shadow_decisions would be computed for the whole history.
+_RECENT = "slot > (SELECT coalesce(max(slot), 0) FROM slot_times WHERE days_ago >= {:f})"
+_COUNTS = """
+SELECT policy, policy_version, count(*) AS decisions, count(DISTINCT job) AS jobs,
+       sum(CASE compared WHEN 'same' THEN 1 ELSE 0 END) AS same,
+       sum(CASE compared WHEN 'more' THEN 1 ELSE 0 END) AS more,
+       sum(CASE compared WHEN 'less' THEN 1 ELSE 0 END) AS less,
+       sum(CASE compared WHEN 'other' THEN 1 ELSE 0 END) AS other,
+       sum(CASE WHEN given_workers = 0 AND workers > 0 THEN 1 ELSE 0 END) AS started_earlier
+FROM shadow_decisions WHERE {recent} GROUP BY policy, policy_version ORDER BY min(slot)
+"""
+_JOBS = """
+SELECT job_id, name, user_name, count(*) AS decisions, sum(CASE compared WHEN 'same' THEN 0 ELSE 1 END) AS different,
+       avg(given_workers) AS given_workers, avg(workers) AS workers, avg(given_ps) AS given_ps, avg(ps) AS ps
+FROM shadow_decisions WHERE {recent}
+GROUP BY job, job_id, name, user_name HAVING sum(CASE compared WHEN 'same' THEN 0 ELSE 1 END) > 0
+ORDER BY different DESC, job LIMIT {limit:d}
+"""
+
+
+def shadow_comparison(place: Place, days: float, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Decisions of the last days in mode shadow, compared with what the site's scheduler gave.
+
+    First by policy and version: how many gave a job the same, more or less. Then at most ``limit`` jobs for which most
+    of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
+    """
+    answers = (ask(place, query.format(recent=_RECENT.format(days), limit=limit)) for query in (_COUNTS, _JOBS))
+    counts, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
+    return counts, jobs
