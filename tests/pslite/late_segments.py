@@ -108,8 +108,8 @@ class LateSegments(OwnLoop):
             while left:
                 left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
             # servers that are new may not know it
-            assert session.led <= set(turn)
-            assert session.led == set(turn) or not known or not self.undisturbed
+            assert session.first_worker_segments <= set(turn)
+            assert session.first_worker_segments == set(turn) or not known or not self.undisturbed
             if known and session.rank_and_size[0] == 0 and (first + late) % 8 == 3:
                 counts = int(session.weights.arrays[1][0]), late + (turn == (2, 3))
                 _compare(session.fetch(), known[counts])

@@ -339,7 +339,7 @@ class Second(SingleSession):
 
     def __init__(self, cycle):
         super().__init__(None)
-        self.cycle, self.led = cycle, frozenset()
+        self.cycle, self.first_worker_segments = cycle, frozenset()
         #: of each step, what this worker and the first one had gradients of
         self.steps = []
 
@@ -351,9 +351,9 @@ class Second(SingleSession):
             else:
                 bundle.fill(block)
             bundle.part(block)[:] += block.segment == segment
-        self.led = frozenset({segment} - {None})
-        self.steps.append((set(range(len(self.spec.segments))) - bundle.idle, self.led))
-        bundle.fill, bundle.idle = None, bundle.idle - self.led
+        self.first_worker_segments = frozenset({segment} - {None})
+        self.steps.append((set(range(len(self.spec.segments))) - bundle.idle, self.first_worker_segments))
+        bundle.fill, bundle.idle = None, bundle.idle - self.first_worker_segments
         return super().exchange(contributions, loss, samples)
 
 

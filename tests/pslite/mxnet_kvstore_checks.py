@@ -10,8 +10,9 @@ from mxnet_checks import raises, run_named
 
 from pslite.errors import UsageError
 from pslite.mxnet.kvstore.job import KVStoreJob
+from pslite.mxnet.kvstore.key_group_turns import KeyGroupTurns
 from pslite.mxnet.kvstore.key_table import KeyTable
-from pslite.mxnet.kvstore.push_and_pull import FirstWorkerTurns, KVStoreSteps
+from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
 from pslite.mxnet.kvstore.weight_writer import WeightWriter
 from pslite.worker.session_without_network import SingleSession
 
@@ -23,8 +24,8 @@ class Leader:
 
     def __init__(self, script, rank=1):
         self.script = iter(script)
-        self.keys = SimpleNamespace(groups=[[], []], led=set)
-        self.session = SimpleNamespace(rank_and_size=(rank, 2), led={0})
+        self.keys = SimpleNamespace(groups=[[], []], groups_in=set)
+        self.session = SimpleNamespace(rank_and_size=(rank, 2), first_worker_segments={0})
         self.idle = 0
 
     def exchange_nothing(self):
@@ -32,35 +33,35 @@ class Leader:
         self.step()
 
     def step(self):
-        self.session.led = next(self.script, set())
+        self.session.first_worker_segments = next(self.script, set())
 
 
 def turns_are_joined():
     """Only where the first worker was at others: from the step on in which it begins with the same keys."""
     leader = Leader([{1}, {0}, {1}, {0}, {1}])
-    turns = FirstWorkerTurns(leader)
+    turns = KeyGroupTurns(leader)
     assert not turns.join(0)  # nothing is known yet
     leader.step()
     turns.note(0)  # the first one was at 1
-    assert turns.astray
+    assert turns.out_of_step
     assert turns.join(1)
     assert leader.idle == 2  # its steps of 0 and of 1
     for group in (0, 1):
         assert not turns.join(group)
         leader.step()
         turns.note(group)
-    assert (turns.astray, leader.idle) == (False, 2)
+    assert (turns.out_of_step, leader.idle) == (False, 2)
 
 
 def turns_that_do_not_come_are_waited_for_once():
     leader = Leader([{0}] * 70)
-    turns = FirstWorkerTurns(leader)
-    turns.astray = True
+    turns = KeyGroupTurns(leader)
+    turns.out_of_step = True
     assert not turns.join(1)
     idle = leader.idle
     assert idle > 2
     turns.note(1)
-    assert not turns.astray
+    assert not turns.out_of_step
     assert not turns.join(0)
     assert not turns.join(1)
     assert leader.idle == idle
@@ -68,8 +69,8 @@ def turns_that_do_not_come_are_waited_for_once():
 
 def the_first_worker_waits_for_nobody():
     leader = Leader([{0}], rank=0)
-    turns = FirstWorkerTurns(leader)
-    turns.astray = True
+    turns = KeyGroupTurns(leader)
+    turns.out_of_step = True
     assert not turns.join(1)
     assert leader.idle == 0
 
@@ -139,7 +140,7 @@ def a_job_begins_once_and_takes_further_keys():
     job.exchange_nothing()
     assert (job.session.version, out.asnumpy().tolist()) == (2, [0.5, 0.5])
     job.add("b", mx.nd.ones(3), [])
-    assert not job.take_up()
+    assert not job.add_late_keys()
     job.keys.begin_group(job.keys["b"])
     late = mx.nd.zeros(3)
     job.exchange(1, {"b": [mx.nd.ones(3) * 4]}, [(job.keys["b"], [late])])
@@ -156,12 +157,12 @@ def keys_that_others_train_already_are_found():
     other.add("a", mx.nd.ones(2), [])
     other.start(())
     other.add("b", mx.nd.ones(3), [])
-    other.take_up()
+    other.add_late_keys()
     job.session.extend(other.session.spec, {1: np.full(3, 9, dtype=np.float32)})
     job.add("b", mx.nd.ones(3), [])
     out = mx.nd.zeros(3)
     job.weights.ask_first(job.keys["b"], [out])
-    assert job.take_up()
+    assert job.add_late_keys()
     assert out.asnumpy().tolist() == [9, 9, 9]
 
 
@@ -169,7 +170,11 @@ class Recorder:
     """A job that takes note of what is exchanged, and of what is written."""
 
     def __init__(self, *keys):
-        self.keys, self.session, self.optimizer = KeyTable(), SimpleNamespace(joined_late=False, led=set()), SGD
+        self.keys, self.session, self.optimizer = (
+            KeyTable(),
+            SimpleNamespace(joined_late=False, first_worker_segments=set()),
+            SGD,
+        )
         self.weights = SimpleNamespace(write=self.write, ask_first=lambda *_: None, put_rows=self.put_rows)
         self.started, self.expected_keys, self.done = False, 0, []
         for key in keys:

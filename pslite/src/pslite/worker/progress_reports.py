@@ -34,18 +34,18 @@ class Progress:
         #: whether they are awaited at any version: at the one that their server has
         self.any_version = False
         #: segments of which the first worker had a gradient in the last step
-        self.led: set[int] = set()
+        self.first_worker_segments: set[int] = set()
         #: by block, version and plan of the weights that have come
         self.arrived: dict[int, tuple[int, int]] = {}
 
     def expect(self, version: int, blocks: int) -> None:
         """Wait for all blocks of a version."""
-        self.missing, self.led = set(range(blocks)), set()
+        self.missing, self.first_worker_segments = set(range(blocks)), set()
         self.awaited = version
 
     def expect_newest(self, blocks: int) -> None:
         """Wait for all blocks at whichever version servers have them."""
-        self.missing, self.any_version, self.led = set(range(blocks)), True, set()
+        self.missing, self.any_version, self.first_worker_segments = set(range(blocks)), True, set()
 
     def wants(self, block: int, version: int) -> bool:
         """Whether that version of a block is awaited."""

@@ -26,7 +26,7 @@ class SingleSession:
     #: the weights change where they are
     next_weights: Bundle | None = None
     memory_is_shared = False
-    led: frozenset[int] = frozenset()
+    first_worker_segments: frozenset[int] = frozenset()
 
     def __init__(self, spec: JobSpec | None) -> None:
         self.spec: JobSpec

@@ -127,7 +127,7 @@ class OpenSession(Session, Protocol):
         """Whether servers look into gradients that lie in shared memory: those need not be sent."""
 
     @property
-    def led(self) -> frozenset[int]:
+    def first_worker_segments(self) -> frozenset[int]:
         """Segments of which the first worker had a gradient in the last step, as far as that is known."""
 
     def attach(self) -> None:

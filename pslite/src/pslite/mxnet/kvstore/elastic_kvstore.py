@@ -95,7 +95,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         with autograd.pause():
             for one, values in pairs(key, value):
                 self.job.add(one, values[0], [])
-            self._steps.take_up()
+            self._steps.add_late_keys()
         self._steps.advance()
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -163,7 +163,7 @@ class ElasticKVStore(KVStore):  # type: ignore[misc]
         if not job.started and len(job.keys) == len(getattr(job.optimizer, "param_dict", ())):
             self._steps.start()  # Gluon asks for rows before its first step: they are the first worker's
         if tensor.late:
-            self._steps.take_up()
+            self._steps.add_late_keys()
         self._steps.advance()
         with autograd.pause():
             for array, asked in zip(outs, numbers * len(outs) if len(numbers) == 1 else numbers, strict=True):

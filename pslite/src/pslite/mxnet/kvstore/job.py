@@ -159,7 +159,7 @@ class KVStoreJob:
 
     # --- keys that come late --------------------------------------------------------------------------------------
 
-    def take_up(self) -> bool:
+    def add_late_keys(self) -> bool:
         """Have the job take up keys that came late; return whether others train them already.
 
         They do if this worker has come to the job later.

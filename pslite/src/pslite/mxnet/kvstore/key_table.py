@@ -103,7 +103,7 @@ class KeyTable:
         """Return the keys of all groups."""
         return [tensor for group in self.groups for tensor in group]
 
-    def led(self, segments: Collection[int]) -> set[int]:
+    def groups_in(self, segments: Collection[int]) -> set[int]:
         """Return the groups that have keys in some segments."""
         return {n for n, group in enumerate(self.groups) if any(tensor.segment in segments for tensor in group)}
 

@@ -1,9 +1,8 @@
-"""A KVStore's steps: what is pushed and asked for is kept until all keys of a step are pushed, which does the step.
+"""Pushes and pulls of a KVStore: they are kept until all keys of a step are pushed, which does the step.
 
 A step is one push of every trained key by every worker.  MXNet asks for it key after key and reads nothing in between,
 so the exchange takes place with the last key, all at once, and what was to be pulled is written then.  Keys that are
-given their values after the first step have steps of their own, in which the others stay as they are.  Where a worker's
-script is at other keys than the first worker's, it waits until they are the same.
+given their values after the first step have steps of their own, in which the others stay as they are.
 """
 
 from __future__ import annotations
@@ -14,62 +13,10 @@ from typing import Any
 from pslite.errors import UsageError
 from pslite.mxnet.elastic_data_sampler import give_again
 from pslite.mxnet.kvstore.job import KVStoreJob
+from pslite.mxnet.kvstore.key_group_turns import KeyGroupTurns
 from pslite.mxnet.kvstore.key_table import Key, KeyTensor, Places
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.sparse import STYPE, dense, lazy, same_dense
-
-#: how many steps of no key a worker does until the first one is at the same keys, at most
-_TURNS = 64
-
-
-class FirstWorkerTurns:
-    """Keeps steps of a group of keys in step with the first worker's.
-
-    Each worker's script has the same turns of groups, so that they are in step from then on.
-    """
-
-    def __init__(self, job: KVStoreJob) -> None:
-        self._job = job
-        #: whether the first worker was at other keys than this one
-        self.astray = False
-        #: the group of this worker's last step, those that the first worker was at last, and those where it never was
-        self._last_group = 0
-        self._led: set[int] = set()
-        self._unled: set[int] = set()
-
-    def join(self, group: int) -> bool:
-        """Before a step: do steps of no key until the first worker begins with the group; return whether it did.
-
-        Only where it was at other keys.  The gradient that was to be pushed is dropped then: it would come after that
-        step.
-        """
-        last, self._last_group = self._last_group, group
-        if not self.astray or group == last or group in self._unled:
-            return False
-        self.astray = False
-        for _ in range(_TURNS):
-            if not self._job.session.rank_and_size[0]:
-                return False
-            self._job.exchange_nothing()
-            before = self._led
-            if group in self._note_led() - before:
-                return True
-        self._unled.add(group)  # the first worker's script does not push it, now
-        return False
-
-    def note(self, group: int) -> None:
-        """After a step: take note of whether the first worker was at the same group of keys."""
-        led = self._note_led()
-        if len(self._job.keys.groups) > 1 and led and group not in led and group not in self._unled:
-            self.astray = True
-
-    def _note_led(self) -> set[int]:
-        """Return the groups of which the first worker had gradients in the last step."""
-        led = self._job.keys.led(self._job.session.led)
-        self._led = led or self._led
-        self._unled -= led
-        return led
-
 
 #: what to do about keys that are not pushed: from the first step on, and later
 _NEVER_PUSHED = "pass the keys that are never pushed to kvstore.freeze(...) before the first step"
@@ -84,7 +31,7 @@ class KVStoreSteps:
 
     def __init__(self, job: KVStoreJob) -> None:
         self._job = job
-        self._turns = FirstWorkerTurns(job)
+        self._turns = KeyGroupTurns(job)
         #: by group of keys: gradients that were pushed for its present step
         self._pushed: dict[int, dict[Key, list[Any]]] = {}
         self._outs: Places = []
@@ -93,10 +40,10 @@ class KVStoreSteps:
         #: rows that are asked for of keys that are pushed in it
         self._rows: list[tuple[KeyTensor, Any, Any]] = []
 
-    def take_up(self) -> None:
+    def add_late_keys(self) -> None:
         """Have the job take up keys that came late, if there are any."""
         if self._job.keys.unplaced:
-            self._turns.astray = self._job.take_up()
+            self._turns.out_of_step = self._job.add_late_keys()
 
     def start(self) -> None:
         """Begin with the job: all keys are known."""
@@ -107,7 +54,7 @@ class KVStoreSteps:
         keys = self._job.keys
         self._check(tensor, values)
         if tensor.late:
-            self.take_up()
+            self.add_late_keys()
             if tensor.group < 0:
                 keys.begin_group(tensor)
         if not keys.trained:
@@ -133,7 +80,7 @@ class KVStoreSteps:
     def pull(self, tensor: KeyTensor, outs: list[Any]) -> None:
         """Have a key's weights written: at the end of the step if it is pushed in it, otherwise with `advance`."""
         if tensor.late:
-            self.take_up()
+            self.add_late_keys()
         if self._job.started or self._is_pushed(tensor):
             self._outs.append((tensor, outs))
         else:

@@ -197,7 +197,7 @@ class FrameReceiver:
         self._faults.reached(FaultPoint.WEIGHTS_HERE, number, header.version)
         progress.arrived[number] = header.version, header.plan
         if header.first_worker_had_gradient:
-            progress.led.add(block.segment)
+            progress.first_worker_segments.add(block.segment)
         if header.next_plan:
             self._plans.announced(header.next_plan, header.next_first)
 

@@ -105,9 +105,9 @@ class Worker(Membership):
         return any(link.local for link in self._plane.links.values())
 
     @property
-    def led(self) -> frozenset[int]:
+    def first_worker_segments(self) -> frozenset[int]:
         """Segments of which the first worker had a gradient in the last step."""
-        return frozenset(self._progress.led)
+        return frozenset(self._progress.first_worker_segments)
 
     @property
     def is_chief(self) -> bool:
