@@ -27,7 +27,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import handle_for_users
-from dl2d_slurm.limits.qos_precedence import KnownOrderOfQos, OrderOfQos
+from dl2d_slurm.limits.qos_precedence import KnownQosPrecedence, QosPrecedence
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 
 log = structlog.get_logger(__name__)
@@ -104,11 +104,11 @@ class AssociationLimit:
             and not self.other_partitions.issuperset(partitions)
         )
 
-    def place(self, options: AnchorOptions, order: OrderOfQos) -> int:
+    def place(self, options: AnchorOptions, precedence: QosPrecedence) -> int:
         """Its place in Slurm's order for a job with these options for which it holds; the first place is 0."""
         if not self.qos:
             return _OF_ASSOCIATION
-        if order.own_is_first(options):
+        if precedence.own_is_first(options):
             return _OF_FIRST_QOS if self.qos == options.qos else _OF_SECOND_QOS
         return _OF_SECOND_QOS if self.qos_partitions.isdisjoint(options.partition.split(",")) else _OF_FIRST_QOS
 
@@ -260,10 +260,10 @@ class AssociationLimits:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._order_of_qos = KnownOrderOfQos(commands)
-        self._order = OrderOfQos()
+        self._qos_precedence = KnownQosPrecedence(commands)
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
+        self._applicable = _ApplicableLimits((), QosPrecedence())
         self._asked = -math.inf
         #: Failures in a row, and when Slurm answered last.
         self._failures = 0
@@ -286,7 +286,6 @@ class AssociationLimits:
         waiting: dict[tuple[str, AnchorOptions, str], list[str]] = defaultdict(list)
         for each in jobs.waiting_for_limits:
             waiting[each.claim.user, limit_scope(each.options), each.limit_reason].append(handle_for_users(each))
-        applicable = _ApplicableLimits(self._limits, self._order)
         found: list[GrowthLimit] = []
         #: Jobs whose reason is one of these limits: in these alone elastic jobs can make room.
         by_reason: set[str] = set()
@@ -301,7 +300,9 @@ class AssociationLimits:
                 #: What it leaves, by those to whom it applies, those who wait for it, and by what it is multiplied.
                 parts: dict[tuple[tuple[_Scope, ...], frozenset[str], float], dict[str, float]] = defaultdict(dict)
                 for name, most in limit.amounts.items():
-                    factors = {key: own for key in members if (own := applicable.factor(limit, name, key)) is not None}
+                    factors = {
+                        key: own for key in members if (own := self._applicable.factor(limit, name, key)) is not None
+                    }
                     used = max(0.0, limit.used[name] + sum(more.get(name, 0.0) for more in changes))
                     for factor in sorted(set(factors.values())):
                         # What those with a smaller factor hold counts in the larger limit, too.
@@ -310,7 +311,7 @@ class AssociationLimits:
                         handles: set[str] = set()
                         for of, scope, reason in waits:
                             # Jobs that wait have been submitted.
-                            if name != _SUBMITTED and applicable.factor(limit, name, (of, scope)) == factor:
+                            if name != _SUBMITTED and self._applicable.factor(limit, name, (of, scope)) == factor:
                                 handles.update(waiting[of, scope, reason])
                                 by_reason.update(waiting[of, scope, reason] if limit.is_reason(reason, name) else ())
                         part = limited, frozenset(handles), factor
@@ -364,13 +365,13 @@ class AssociationLimits:
         Slurm keeps limits that it does not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
-            found, order = parse_limits(self._answer(*ASK_LIMITS), anchors.users), self._order
+            found, precedence = parse_limits(self._answer(*ASK_LIMITS), anchors.users), QosPrecedence()
             if found and not enforces_limits(self._answer("scontrol", "show", "config")):
                 found = ()
             if found:
-                order = self._order_of_qos.at(now, for_limits=any(limit.qos for limit in found))
+                precedence = self._qos_precedence.at(now, for_limits=any(limit.qos for limit in found))
                 of_qos: defaultdict[str, set[str]] = defaultdict(set)
-                for name, qos in order.of_partitions.items():
+                for name, qos in precedence.of_partitions.items():
                     of_qos[qos].add(name)
                 found = tuple(replace(limit, qos_partitions=frozenset(of_qos[limit.qos])) for limit in found)
         except ResourceManagerError as error:
@@ -384,7 +385,7 @@ class AssociationLimits:
             held[_SUBMITTED] += anchors.waiting_tasks(limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._order, self._failures = limits, order, 0
+        self._limits, self._applicable, self._failures = limits, _ApplicableLimits(found, precedence), 0
         self._answered_at, self._others = now, jobs.others
 
     def _answer(self, *argv: str) -> str:
@@ -402,19 +403,23 @@ def _most(resource: str, most: float, factor: float) -> float:
 
 
 class _ApplicableLimits:
-    """Which limits apply to jobs."""
+    """Which of the limits of a kind Slurm applies to a job: those of the QOS that come first, else of associations.
 
-    def __init__(self, limits: Mapping[str, Sequence[AssociationLimit]], order: OrderOfQos) -> None:
-        self._order = order
-        self._of_qos = {user: [limit for limit in each if limit.qos] for user, each in limits.items()}
-        #: The first places of limits of QOS, by their names and the resource, for jobs.
+    What was found for jobs with equal options is kept, until Slurm is asked for the limits again.
+    """
+
+    def __init__(self, limits: Iterable[AssociationLimit], precedence: QosPrecedence) -> None:
+        self._precedence = precedence
+        #: Limits of QOS, by the user for whom they hold; "" for those that hold for several.
+        self._of_qos: defaultdict[str, list[AssociationLimit]] = defaultdict(list)
+        for limit in limits:
+            if limit.qos:
+                self._of_qos[limit.user].append(limit)
+        #: For jobs, the first place of a limit of QOS by its kind and the resource.
         self._first: dict[_Scope, dict[tuple[str, str], int]] = {}
 
     def factor(self, limit: AssociationLimit, resource: str, key: _Scope) -> float | None:
-        """Factor by which Slurm multiplies a limit for these jobs; None if it does not apply the limit to them.
-
-        Of the limits of its kind on the resource, Slurm applies the first.
-        """
+        """Factor by which Slurm multiplies a limit for these jobs; None if it does not apply the limit to them."""
         user, options = key
         if key not in self._first:
             first = self._first[key] = {}
@@ -423,10 +428,10 @@ class _ApplicableLimits:
                     for kind in (other.kind, _REPLACED.get(other.kind, "")):
                         for name in other.amounts:
                             place = first.get((kind, name), _OF_ASSOCIATION)
-                            first[kind, name] = min(place, other.place(options, self._order))
-        if limit.place(options, self._order) > self._first[key].get((limit.kind, resource), _OF_ASSOCIATION):
+                            first[kind, name] = min(place, other.place(options, self._precedence))
+        if limit.place(options, self._precedence) > self._first[key].get((limit.kind, resource), _OF_ASSOCIATION):
             return None
-        return self._order.factor(options) if limit.kind == "GrpTRES" and not limit.qos else 1.0
+        return self._precedence.factor(options) if limit.kind == "GrpTRES" and not limit.qos else 1.0
 
 
 class _Anchors:

@@ -1,4 +1,4 @@
-"""The order in which the limits of a job's QOS and its partition's apply, and factors of limits of associations.
+"""Precedence of QOS: whether limits of a job's own or of its partition's apply, and factors of associations' limits.
 
 The QOS of the partition comes first, except where the job's own has the flag ``OverPartQOS``. The first of them with a
 ``LimitFactor`` multiplies the limits on resources (``GrpTRES``) of the job's associations.
@@ -37,8 +37,8 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
-class OrderOfQos:
-    """Flags, factors and QOS of partitions, from which the order follows."""
+class QosPrecedence:
+    """Flags, factors and QOS of partitions, from which the precedence follows."""
 
     #: Names of the QOS that come before that of the partition.
     first: frozenset[str] = frozenset()
@@ -59,17 +59,17 @@ class OrderOfQos:
         return next((self.factors[name] for name in names if name in self.factors), 1.0)
 
 
-class KnownOrderOfQos:
-    """The order as Slurm told it last."""
+class KnownQosPrecedence:
+    """The precedence as Slurm told it last."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._order = OrderOfQos()
+        self._known = QosPrecedence()
         self._asked = -math.inf
         self._failures = 0
 
-    def at(self, now: float, *, for_limits: bool) -> OrderOfQos:
-        """The order; ``for_limits``: whether any QOS has limits.
+    def at(self, now: float, *, for_limits: bool) -> QosPrecedence:
+        """The precedence; ``for_limits``: whether any QOS has limits.
 
         Raises
         ------
@@ -79,10 +79,10 @@ class KnownOrderOfQos:
         if not 0 <= now - self._asked < doubled(_ASK_SECONDS, self._failures, _MAX_ASK_SECONDS):
             self._asked = now
             self._ask_of_all()
-        if not (for_limits or self._order.factors):
-            return self._order
+        if not (for_limits or self._known.factors):
+            return self._known
         of_partitions = {name: qos for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)) if qos != "N/A"}
-        return replace(self._order, of_partitions=of_partitions)
+        return replace(self._known, of_partitions=of_partitions)
 
     def _ask_of_all(self) -> None:
         """Ask slurmdbd for flags and factors, which stay as they were if it does not answer."""
@@ -95,7 +95,7 @@ class KnownOrderOfQos:
         records = [parts for line in answer.splitlines() if len(parts := line.split("|")) == 3]
         first = frozenset(name for name, flags, _ in records if "OverPartQOS" in flags.split(","))
         factors = {name: float(text) for name, _, text in records if _NUMBER.fullmatch(text) and float(text) > 0}
-        self._order, self._failures = OrderOfQos(first, factors), 0
+        self._known, self._failures = QosPrecedence(first, factors), 0
 
     def _answer(self, *argv: str) -> str:
         answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
