@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from dl2d.core.cluster import Task, TaskState
-from dl2d.core.jobs import JobKey, Role
+from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.decision import Decision
+from dl2d.core.jobs import TASK_ROLES, JobKey, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.task_leaving_order import leaving_order
 
@@ -32,6 +33,34 @@ MAX_MOVES = 16
 
 #: Maximum number of nodes that are examined for such moves.
 MAX_EXAMINED_NODES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroups:
+    """The tasks of a snapshot by job and role, beside what was decided."""
+
+    #: Tasks that are meant to run.
+    wanted: Mapping[TaskGroup, list[Task]]
+    #: How many of these have to leave, since fewer were decided.
+    surplus: Mapping[TaskGroup, int]
+    #: Tasks that leave already, and hold their resources until then.
+    draining: Sequence[Task]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, decision: Decision) -> TaskGroups:
+        """Group the tasks of a snapshot."""
+        allocations, held = decision.allocations(), snapshot.held()
+        wanted: dict[TaskGroup, list[Task]] = defaultdict(list)
+        for task in snapshot.tasks:
+            if task.state.wanted:
+                wanted[task.job, task.role].append(task)
+        surplus = {
+            (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
+            for job in snapshot.jobs
+            if job.key in allocations
+            for role in TASK_ROLES
+        }
+        return cls(wanted, surplus, tuple(task for task in snapshot.tasks if not task.state.wanted))
 
 
 @dataclass(frozen=True, slots=True)

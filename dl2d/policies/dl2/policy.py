@@ -7,7 +7,6 @@ policy decides the workers and parameter servers of all jobs in each slot. The m
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -17,11 +16,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
-from dl2d.core.cluster import NodeState, Snapshot, Task
+from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest
 from dl2d.core.limit_room import Blocked
-from dl2d.core.make_room import TaskGroup, WaitingTask, make_room
+from dl2d.core.make_room import TaskGroups, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
@@ -122,7 +121,7 @@ class Dl2:
             allocation = GreedyAllocation(snapshot, packing)
             other = self._pack(snapshot, packing, allocation, cluster, options, starts_first=True)
             remaining = _fragmented_starts(other)
-            if len(remaining) < len(fragmented) and _one_can_start(fragmented - remaining, other, snapshot):
+            if len(remaining) < len(fragmented) and _moves_start_one(fragmented - remaining, other, snapshot):
                 return other
         return decision
 
@@ -453,29 +452,23 @@ def _fragmented_starts(decision: Decision) -> frozenset[JobKey]:
     )
 
 
-def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> bool:
+def _moves_start_one(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> bool:
     """Whether moves of tasks beyond floors can start at least one of these jobs.
 
     The packing ignores where running tasks are now, so moves may not lead to it.
     """
-    allocations, held, floors = decision.allocations(), snapshot.held(), dict(snapshot.floors)
+    held, floors, groups = snapshot.held(), dict(snapshot.floors), TaskGroups.of(snapshot, decision)
     free = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes if node.state is NodeState.UP}
-    groups: dict[TaskGroup, list[Task]] = defaultdict(list)
-    for task in sorted(snapshot.tasks, key=attrgetter("number"), reverse=True):
-        if task.state.wanted:
-            groups[task.job, task.role].append(task)
-        elif task.node in free:
+    for task in groups.draining:
+        if task.node in free:
             free[task.node] += task.room
     requests = {job.key: job.request for job in snapshot.jobs if job.key not in snapshot.silent}
     beyond_floors = [
         task
-        for (key, role), tasks in groups.items()
+        for (key, role), tasks in groups.wanted.items()
         if key in requests
-        for task in tasks[: max(len(tasks) - floors.get(key, NOTHING).count(role), 0)]
+        for task in sorted(tasks, key=attrgetter("number"))[floors.get(key, NOTHING).count(role) :]
     ]
-    surplus = {
-        (key, role): held[key].count(role) - allocations[key].count(role) for key, role in groups if key in requests
-    }
     waiting = [
         WaitingTask((key, role), requests[key].demand(role))
         for key in dict.fromkeys(key for key, _ in decision.actions)
@@ -486,7 +479,7 @@ def _one_can_start(jobs: Collection[JobKey], decision: Decision, snapshot: Snaps
     #: Demands that some node has room for now. As where tasks are placed, these get theirs first.
     have_room = {task.demand for task in waiting if any(task.demand.fits_in(room) for room in free.values())}
     waiting.sort(key=lambda task: task.demand not in have_room)
-    made = make_room(waiting, free, beyond_floors, surplus, snapshot.may_use())
+    made = make_room(waiting, free, beyond_floors, groups.surplus, snapshot.may_use())
     blocked = {task.group[0] for task in made.without_room}
     return any(key not in blocked for key in jobs)
 

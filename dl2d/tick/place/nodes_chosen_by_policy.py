@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
@@ -11,7 +11,7 @@ from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.limit_room import Blocked
-from dl2d.core.make_room import TaskGroup
+from dl2d.core.make_room import TaskGroup, TaskGroups
 from dl2d.core.packing import Packing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.task_leaving_order import LeavingOrder
@@ -23,24 +23,19 @@ class TargetNodes:
     def __init__(
         self,
         decision: Decision,
-        groups: Mapping[TaskGroup, Sequence[Task]],
-        surplus: Mapping[TaskGroup, int],
+        groups: TaskGroups,
         packing: Packing,
-        tasks: Iterable[Task],
         rank_0_workers: Collection[Task],
         leaving_order: LeavingOrder,
         overused: Mapping[str, Resources],
         vacating: Collection[Task] = (),
         may_use: Mapping[JobKey, frozenset[str]] = MappingProxyType({}),
     ) -> None:
-        """``groups`` hold the tasks that are meant to run, of which ``surplus`` have to leave; ``tasks`` are all.
-
-        ``overused``: by how much more is used than a node has, where claims take room that the tasks ``vacating`` hold.
-        """
+        """``overused``: by how much more is used than a node has, where claims take room that ``vacating`` hold."""
         self._packing = packing
         self._overused = overused
         self._vacating = vacating
-        self._tasks = tasks
+        self._draining = groups.draining
         self._may_use = may_use
         #: Named nodes on which no task of the group runs or starts yet.
         self._unfilled: dict[TaskGroup, list[str]] = defaultdict(list)
@@ -50,8 +45,8 @@ class TargetNodes:
         self.leaving: dict[TaskGroup, list[Task]] = {}
         #: See ``free_later``; None until it is needed.
         self._free_later: dict[str, Resources] | None = None
-        for group, group_tasks in groups.items() if decision.nodes else ():
-            count = surplus.get(group, 0)
+        for group, group_tasks in groups.wanted.items() if decision.nodes else ():
+            count = groups.surplus.get(group, 0)
             if group in self._unfilled or count == len(group_tasks):
                 elsewhere = self._match_running(group, group_tasks)
                 ordered = sorted(
@@ -103,8 +98,7 @@ class TargetNodes:
         """What will be free on each node when all tasks that leave have left, without what is reserved."""
         if self._free_later is None:
             freed: dict[str, list[Resources]] = defaultdict(list)
-            draining = (task for task in self._tasks if not task.state.wanted)
-            for task in {*draining, *self._vacating, *chain(*self.leaving.values())}:
+            for task in {*self._draining, *self._vacating, *chain(*self.leaving.values())}:
                 freed[task.node].append(task.room)
             self._free_later = {
                 node: Resources.total((free, *freed.get(node, (NO_RESOURCES,)))).minus(

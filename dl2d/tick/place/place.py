@@ -13,7 +13,7 @@ from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked
-from dl2d.core.make_room import RoomMade, TaskGroup, WaitingTask, make_room
+from dl2d.core.make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
@@ -57,17 +57,9 @@ def place(
     if positions:
         decision = replace(decision, nodes=())
     allocations, held = decision.allocations(), snapshot.held()
-    groups: dict[TaskGroup, list[Task]] = defaultdict(list)
-    for task in snapshot.tasks:
-        if task.state.wanted:
-            groups[task.job, task.role].append(task)
+    tasks_by_group = TaskGroups.of(snapshot, decision)
+    groups, surplus = tasks_by_group.wanted, tasks_by_group.surplus
     requests = {job.key: job.request for job in snapshot.jobs}
-    surplus = {
-        (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
-        for job in snapshot.jobs
-        if job.key in allocations
-        for role in TASK_ROLES
-    }
     rank_0_workers = {
         first
         for (_, role), tasks in groups.items()
@@ -77,9 +69,7 @@ def place(
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
     may_use, leaving_order = snapshot.may_use(), leaving_order_by_reason(snapshot, decision)
-    targets = TargetNodes(
-        decision, groups, surplus, packing, snapshot.tasks, rank_0_workers, leaving_order, overused, vacating, may_use
-    )
+    targets = TargetNodes(decision, tasks_by_group, packing, rank_0_workers, leaving_order, overused, vacating, may_use)
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
 
     # Vacate claimed nodes, and replace tasks that reach their time limit
