@@ -18,9 +18,9 @@ from dl2d.core.errors import Rejected, ResourceManagerError
 from dl2d.core.jobs import JobState
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing, read_service
-from dl2d_yarn.observed_jobs import read_containers
 from dl2d_yarn.queue_and_growth_limits import Queues, read_pending_reason, read_queues
 from dl2d_yarn.rest_client import RestClient
+from dl2d_yarn.static_jobs import read_containers
 from dl2d_yarn.yarn_command import decommission
 
 pytestmark = [

@@ -40,7 +40,6 @@ from dl2d_yarn.cluster_listing import (
     service_path,
 )
 from dl2d_yarn.idle_and_busy_containers import IdleContainer
-from dl2d_yarn.observed_jobs import WatchedApplications, owner_of
 from dl2d_yarn.queue_and_growth_limits import (
     Queues,
     idle_limits,
@@ -64,6 +63,7 @@ from dl2d_yarn.service_file import (
 from dl2d_yarn.service_resizing import ServiceChanger
 from dl2d_yarn.services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
+from dl2d_yarn.static_jobs import WatchedApplications, owner_of
 from dl2d_yarn.task_assignment import ContainerTasks
 from dl2d_yarn.task_records import Task
 from dl2d_yarn.yarn_states import ServiceUse

@@ -28,8 +28,8 @@ from dl2d_slurm.commands.command_output_values import (
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
-from dl2d_slurm.jobs.observed_jobs import WATCH_FIELDS, static_job
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
+from dl2d_slurm.jobs.static_jobs import WATCH_FIELDS, static_job
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     WAITING_FIELDS,
     WaitingJob,

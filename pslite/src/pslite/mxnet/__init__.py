@@ -28,7 +28,7 @@ from pslite.job.job_spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
 from pslite.mxnet.elastic_data_sampler import elastic_split  # noqa: E402
 from pslite.mxnet.job import ElasticJob  # noqa: E402
-from pslite.mxnet.kvstore.registration import register  # noqa: E402
+from pslite.mxnet.kvstore.registration_with_mxnet import register  # noqa: E402
 
 __all__ = [
     "LAMB", "SGD", "Adam", "Constant", "Cosine", "ElasticJob", "Milestones", "Polynomial", "StepDecay", "elastic_split",

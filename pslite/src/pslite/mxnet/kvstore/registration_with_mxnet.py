@@ -1,4 +1,4 @@
-"""Where MXNet looks for a KVStore by its name."""
+"""Registration of the KVStore with MXNet, which looks for it by its name."""
 
 from __future__ import annotations
 
