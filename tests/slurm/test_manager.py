@@ -290,6 +290,33 @@ def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_
     assert said == ["--partition=b", "--partition=a,b"]
 
 
+@pytest.mark.parametrize(
+    ("minutes", "time_limit", "chosen"),
+    [
+        (90, "", "short,day,long"),
+        (120, "", "short,day,long"),
+        (121, "", "day,long"),
+        (10_080, "", "long"),
+        (99_999, "", "long"),
+        (99_999, "5:00:00", "day,long"),
+        (None, "3:00:00", "day,long"),
+        (None, "", "short,day,long"),
+    ],
+)
+def test_a_task_goes_to_no_partition_whose_limit_is_shorter_than_its_time(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, minutes: int | None, time_limit: str, chosen: str
+) -> None:
+    """With EnforcePartLimits=ALL sbatch refuses it if one of its partitions has a shorter one. None: end not known."""
+    limits = {"short": "2:00:00", "day": "1-00:00:00", "long": "7-00:00:00"}
+    slurm.answer("sinfo", rows=[node_row("n1", PartitionName=name, Time=limit) for name, limit in limits.items()])
+    end = {"TimeLimit": "30:00"} if minutes is None else {"EndTime": int(clock.now) + 60 * minutes}
+    slurm.answer("squeue", rows=[job_row(12, Partition="login", **end)])
+    manager = manager_on(partition="short,day,long", time_limit=time_limit)
+    manager.listing()
+    manager.submit(task())
+    assert f"--partition={chosen}" in slurm.calls("sbatch")[0].argv
+
+
 def test_an_account_may_be_called_none(slurm: FakeSlurm, manager_on: Managers) -> None:
     slurm.answer("squeue", rows=[job_row(12, Account="none", QOS="None")])
     manager = manager_on()

@@ -62,7 +62,13 @@ from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
 from dl2d_slurm.nodes.whole_node_partitions import WholeNodePartitions, give_whole_nodes
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.submission.partitions import Partition, partitions_of, task_partitions, task_time_limit
+from dl2d_slurm.submission.partitions import (
+    Partition,
+    partitions_of,
+    partitions_that_allow,
+    task_partitions,
+    task_time_limit,
+)
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
 from dl2d_slurm.submission.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
 from dl2d_slurm.submission.submission_backends import PARALLEL_SUBMITS, job_control
@@ -347,8 +353,10 @@ class SlurmManager:
         time_limit = (
             task_time_limit(anchor_ends, self._clock(), self._max_task_seconds, names, self._partitions)
             if anchor_ends
-            else ""
+            else self._settings.time_limit
         )
+        if time_limit:
+            names = partitions_that_allow(time_limit_minutes(time_limit), names, self._partitions)
         argv = sbatch_arguments(
             task, self._settings, self._spelling,
             as_owner=as_owner, partition=",".join(names), time_limit=time_limit, anchor=inherited,

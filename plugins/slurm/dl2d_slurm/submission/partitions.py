@@ -42,6 +42,18 @@ def largest_limit(names: Iterable[str], partitions: Mapping[str, Partition]) -> 
     return max((math.inf if limit is None else limit for limit in limits), default=math.inf)
 
 
+def partitions_that_allow(
+    minutes: int | None, names: Sequence[str], partitions: Mapping[str, Partition]
+) -> Sequence[str]:
+    """Those of the named partitions whose limit allows a job of so many minutes, None for one without a limit; all if
+    none does.
+
+    With ``EnforcePartLimits=ALL`` Slurm refuses a job if any of its partitions has a smaller limit.
+    """
+    seconds = math.inf if minutes is None else 60.0 * minutes
+    return [name for name in names if largest_limit([name], partitions) >= seconds] or names
+
+
 def task_time_limit(
     anchor_ends: float, now: float, most: float | None, names: Iterable[str], partitions: Mapping[str, Partition]
 ) -> str:
