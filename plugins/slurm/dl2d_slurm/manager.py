@@ -240,7 +240,7 @@ class SlurmManager:
             claims=(
                 *claims([self._with_excluded(job) for job in waiting], eligibility.of, with_all_memory),
                 *reservation_claims(reservations, anchors, now),
-                *standing_claims(nodes.partitions, sharing),
+                *standing_claims(nodes.partitions, sharing, nodes.asleep),
             ),
             limit_claims=tuple(
                 structs.replace(job.claim, handle=handle)

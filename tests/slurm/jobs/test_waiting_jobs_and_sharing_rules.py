@@ -214,6 +214,22 @@ def test_nodes_are_kept_free_in_small_partitions_first_where_they_count_for_larg
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("state", "kept"),
+    [("idle~", 1), ("idle#", 1), ("idle%", 1), ("idle!", 1), ("idle", 2), ("allocated#", 2), ("down~", 2)],
+)
+def test_idle_nodes_that_power_saving_has_put_to_sleep_count_as_kept_free(
+    slurm: FakeSlurm, manager_on: Managers, state: str, kept: int
+) -> None:
+    """Otherwise elastic jobs would leave one node after the other, and power saving put all of them to sleep."""
+    names = ("n1", "n2", "n3", "n4")
+    slurm.answer("sinfo", rows=[node_row(name, StateLong=state if name == "n1" else "idle") for name in names])
+    (claim,) = manager_on(sharing=[{"min_free": 2}]).listing().claims
+    assert claim.nodes == kept
+    slurm.answer("sinfo", rows=[node_row(name, StateLong="idle~") for name in names])
+    assert not manager_on(sharing=[{"min_free": 2}]).listing().claims
+
+
 def test_nodes_are_kept_free_and_elastic_jobs_hold_a_share_of_a_partition(
     slurm: FakeSlurm, manager_on: Managers
 ) -> None:

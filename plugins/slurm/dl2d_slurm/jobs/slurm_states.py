@@ -98,6 +98,9 @@ NODE_MARKS: Mapping[str, tuple[NodeState, str]] = MappingProxyType(
 #: sinfo's words for an idle node that a reservation keeps for its own jobs.
 RESERVED: Final = frozenset({"reserved", "resv"})
 
+#: sinfo's words for an idle node that power saving has put to sleep, is putting to sleep, or wakes.
+ASLEEP: Final = frozenset({"idle~", "idle#", "idle!", "idle%"})
+
 _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
 
 

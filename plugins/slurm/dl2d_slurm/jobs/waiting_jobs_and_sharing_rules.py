@@ -199,13 +199,17 @@ def handle_for_users(job: WaitingJob) -> str:
     return handle if job.shown_id.startswith(f"{handle}_") else job.shown_id
 
 
-def standing_claims(partitions: Mapping[str, Partition], rules: Sequence[SharingRule]) -> Iterator[Claim]:
-    """A claim for the nodes of each partition that are kept free.
+def standing_claims(
+    partitions: Mapping[str, Partition], rules: Sequence[SharingRule], asleep: Collection[str] = ()
+) -> Iterator[Claim]:
+    """A claim for the nodes of each partition that are kept free, beside idle ones that are ``asleep``.
 
-    Small partitions come first: what is kept free of them counts for larger ones that have the same nodes.
+    If those did not count, each node that is kept free would fall asleep, and the next one be vacated. Small partitions
+    come first: what is kept free of them counts for larger ones that have the same nodes.
     """
     for name, partition in sorted(partitions.items(), key=lambda each: (len(each[1].nodes), each[0])):
-        if kept := min(sharing_rule(name, rules).min_free, len(partition.nodes)):
+        kept = min(sharing_rule(name, rules).min_free, len(partition.nodes)) - len(partition.nodes.intersection(asleep))
+        if kept > 0:
             yield Claim(
                 handle=f"partition {name}", user="", priority=-1, nodes=kept, demand=NO_RESOURCES, whole=True,
                 eligible=partition.nodes, standing=True,

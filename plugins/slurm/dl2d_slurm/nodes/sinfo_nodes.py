@@ -12,7 +12,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import count, limit_seconds, parse_gres, resources_of, value_or_empty
 from dl2d_slurm.commands.command_records import records
-from dl2d_slurm.jobs.slurm_states import RESERVED, node_state
+from dl2d_slurm.jobs.slurm_states import ASLEEP, RESERVED, node_state
 from dl2d_slurm.jobs.squeue_jobs import Jobs
 from dl2d_slurm.submission.partitions import Partition
 
@@ -36,6 +36,8 @@ class Nodes:
     features: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: Nodes that take no tasks only because they are reserved.
     reserved: frozenset[str] = frozenset()
+    #: Idle nodes that take no tasks only because of power saving.
+    asleep: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -49,6 +51,7 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
     partitions: dict[str, tuple[list[str], str, str]] = {}
     features: dict[str, frozenset[str]] = {}
     reserved: set[str] = set()
+    asleep: set[str] = set()
     unknown: list[str] = []
     unreadable: list[str] = []
     spelling: dict[str, str] = {}
@@ -65,6 +68,8 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
             unknown.append(f"sinfo: unknown node state {record['StateLong'][:60]!r}, nothing is put there")
         if record["StateLong"] in RESERVED:
             reserved.add(name)
+        if record["StateLong"] in ASLEEP:
+            asleep.add(name)
         features[name] = frozenset(value_or_empty(record["features_act"]).split(","))
         gres = parse_gres(record["Gres"])
         spelling.update({key.lower(): key for key in gres})
@@ -88,7 +93,7 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
         for name, (members, limit, state) in partitions.items()
     }
     return Nodes(
-        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved),
+        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved), frozenset(asleep),
         tuple(dict.fromkeys(unknown)),
         tuple(unreadable),
     )  # fmt: skip
