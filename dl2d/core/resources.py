@@ -161,7 +161,7 @@ NO_RESOURCES = Resources()
 
 
 def parse_resources(value: object, key: str) -> Resources:
-    """Read a demand as users write it: a mapping, or text like ``cpu:2,gpu:1,memory:4G``.
+    """Read a demand as users write it: a mapping, or text like ``cpu:2,gpu:a100:1,memory:4G``.
 
     ``memory`` is in MiB where it has no unit; K, M, G and T (powers of 1024) are understood.
 
@@ -173,7 +173,7 @@ def parse_resources(value: object, key: str) -> Resources:
     if isinstance(value, str):
         pairs: list[tuple[str, object]] = []
         for part in value.split(","):
-            name, colon, given = part.strip().partition(":")
+            name, colon, given = part.strip().rpartition(":")
             if not colon:
                 raise RequestError(key, f"{part.strip()!r} is not name:amount (write e.g. cpu:2,gpu:1,memory:4G)")
             pairs.append((name.strip(), given.strip()))

@@ -127,6 +127,7 @@ def test_a_vector_and_a_shortfall_read_well() -> None:
     [
         ("cpu:2,gpu:1", Resources.of(cpu=2, gpu=1)),
         (" cpu : 2 , gpu:0.5", Resources.of(cpu=2, gpu=0.5)),
+        ("cpu:1,gpu:a100:2", Resources.of({"cpu": 1, "gpu:a100": 2})),
         ("memory:4G", Resources.of(memory=4096)),
         ("memory:512", Resources.of(memory=512)),
         ("memory:1.5GiB", Resources.of(memory=1536)),

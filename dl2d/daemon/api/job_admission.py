@@ -91,10 +91,11 @@ class Admission:
 
 
 def _rounded_up(demand: Resources, defaults: Resources) -> Resources:
+    """A demand as the resource manager meets it: devices that are demanded by type (``gpu:a100``) are ``gpu``, too."""
     amounts = {**defaults.as_dict(), **demand.as_dict()}
-    return Resources.of(
-        {name: math.ceil(amount) if name in ("cpu", "memory") else amount for name, amount in amounts.items()}
-    )
+    rounded = {name: math.ceil(amount) if name in ("cpu", "memory") else amount for name, amount in amounts.items()}
+    typed = ((name.partition(":")[0], amount) for name, amount in rounded.items() if ":" in name)
+    return Resources.of(rounded).maximum(Resources.total(Resources.of({name: amount}) for name, amount in typed))
 
 
 def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:

@@ -128,6 +128,24 @@ class TestRegistration:
         assert job.request.worker == Resources.of(cpu=2)
         assert job.request.ps == Resources.of(cpu=1, gpu=1)
 
+    @pytest.mark.parametrize(
+        ("demand", "gpus"), [("gpu:a100:2", 2), ("gpu:1,gpu:a100:2", 2), ("gpu:3,gpu:a100:1,gpu:v100:1", 3)]
+    )
+    def test_gpus_that_are_demanded_by_type_count_among_those_of_any_type(self, demand: str, gpus: int):
+        """Otherwise jobs that demand any GPU, and others that demand those of a type, would be given the same ones."""
+        world = ApiWorld(
+            cluster_nodes=make_nodes(2, **{"cpu": 8, "gpu": 4, "gpu:a100": 2, "gpu:v100": 2}),
+            defaults=Resources.of(cpu=1),
+            starts_anchors=False,
+        )
+        world.add_anchor(script=f"#DL2 worker=cpu:1,{demand} model=resnet-50 epochs=1 samples_per_epoch=10\n")
+        answer = world.register()
+        (job,) = world.store.jobs(live=True)
+        world.close()
+        assert answer.status_code == 200
+        typed = {name: job.request.worker.get(name) for name in ("gpu:a100", "gpu:v100")}
+        assert job.request.worker == Resources.of({"cpu": 1, "gpu": gpus, **typed})
+
     @pytest.mark.parametrize("mode", [Mode.LIVE, Mode.OBSERVE])
     def test_the_next_run_of_a_requeued_job_registers_with_its_own_command_and_for_the_present_mode(
         self, slurm_like, mode
