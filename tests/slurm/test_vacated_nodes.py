@@ -171,6 +171,26 @@ def test_a_task_moves_where_its_demand_has_room(
     assert [start.demand for start in report.plan.starts] == [worker]
 
 
+@pytest.mark.parametrize("accounted", ["", ",gres/gpu={}"], ids=["none", "gres/gpu"])
+def test_a_job_that_waits_for_a_type_of_gpu_gets_nodes_with_it(site: Site, accounted: str) -> None:
+    """The only free GPUs are of another type; what the elastic job's tasks hold is of that of their node."""
+    request = replace(
+        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
+        architecture=Architecture.ALLREDUCE,
+    )  # fmt: skip
+    site.elastic(7, request, [(Role.WORKER, "n2")] * 4, f"{AS_ASKED}{accounted.format(1)}")
+    for row in site.rows[:4]:
+        row["tres-per-node"] = "gres/gpu:1"
+    site.nodes(
+        node_row("n1", Gres="gpu:a100:4(S:0-1)", GresUsed="gpu:a100:0(IDX:N/A)"),
+        node_row("n2", CPUsState="4/4/0/8", AllocMem="400", Gres="gpu:V100:4(S:0-1)", GresUsed="gpu:V100:4(IDX:0-3)"),
+        node_row("n4", CPUsState="8/0/0/8", Gres=""),
+    )
+    site.wait(812, **{"tres-per-node": "gres/gpu:v100:2", "tres-alloc": f"cpu=1,mem=10M,node=1{accounted.format(2)}"})
+    (claim,) = site.tick().snapshot.claims
+    assert (claim.nodes, len(claim.leaving)) == (("n2",), 2)
+
+
 # Partitions that give whole nodes
 
 #: A job of at most three workers and three PSs, and tasks of it that have all of four nodes.

@@ -265,16 +265,16 @@ class SlurmManager:
         terminator = new_terminator()
         # Jobs first: a job that starts between the two queries then counts twice, as waiting and in its node's use,
         # which does no harm. The other way round it would count as started on a node that still looks free.
-        answer = self._ask("squeue", *ALL_LOCAL, "--states=all", *arrays, format_option(fields, terminator))
-        jobs = parse_jobs(
-            answer, terminator, fields=fields, rules=rules, sharing=self._settings.sharing, partition=partition,
-            tasks=self._tasks,
-        )  # fmt: skip
+        of_jobs = self._ask("squeue", *ALL_LOCAL, "--states=all", *arrays, format_option(fields, terminator))
         # Jobs of other partitions may wait for the same nodes.
-        answer = self._ask("sinfo", *ALL_LOCAL, "--Node", format_option(NODE_FIELDS, terminator))
-        nodes = parse_nodes(answer, terminator, [name for name in partition.split(",") if name])
+        of_nodes = self._ask("sinfo", *ALL_LOCAL, "--Node", format_option(NODE_FIELDS, terminator))
+        nodes = parse_nodes(of_nodes, terminator, [name for name in partition.split(",") if name])
         self._spelling = nodes.spelling
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
+        jobs = parse_jobs(
+            of_jobs, terminator, fields=fields, rules=rules, sharing=self._settings.sharing, partition=partition,
+            tasks=self._tasks, capacities=self._capacities,
+        )  # fmt: skip
         # Options of jobs whose records were unreadable are kept: another thread may be starting their tasks.
         self._options_missing = bool(jobs.unreadable)
         self._options_by_job = {**self._options_by_job, **jobs.options} if jobs.unreadable else jobs.options

@@ -103,6 +103,25 @@ def test_gpus_are_counted_however_they_are_asked_for(claims_of, changes: dict[st
 
 
 @pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tres-per-node": "gres:gpu:V100:2"}, {"gpu": 4, "gpu:v100": 4}),
+        ({"tres-per-job": "gres/gpu:v100:3,gres/gpu:t4:1"}, {"gpu": 4, "gpu:v100": 3, "gpu:t4": 1}),
+        ({"tres-per-task": "cpu=2,license/x:1,gres/gpu:v100:1"}, {"gpu": 4, "gpu:v100": 4}),
+        ({"tres-per-node": "gres/gpu:v100:2", "tres-per-job": "gres/gpu:v100:4"}, {"gpu": 4, "gpu:v100": 4}),
+        ({"tres-per-node": "gres/gpu:2,gres/nvme:1"}, {"gpu": 4, "nvme": 2}),
+    ],
+)
+def test_a_type_of_gpu_is_what_was_asked_for_where_the_site_accounts_for_gpus_of_any_type(
+    claims_of, changes: dict[str, object], expected: dict[str, int]
+) -> None:
+    """AccountingStorageTRES=gres/gpu: tres-alloc has no types."""
+    allocated = "cpu=4,mem=2G,node=2,billing=4,gres/gpu=4"
+    (claim,) = claims_of(pending(1, **{"tres-alloc": allocated, **changes}))
+    assert claim.demand == Resources.of({"cpu": 4, "memory": 2048, **expected})
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"Reason": "JobHeldUser", "PriorityLong": 0},

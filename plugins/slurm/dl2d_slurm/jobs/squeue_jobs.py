@@ -108,6 +108,8 @@ class _Listed:
     #: With the tag that its user gave it, if it is none of dl2d's tasks.
     job: RmJob
     on_one_node: bool
+    #: What it holds, or asks for.
+    room: Resources
     #: The task that it is.
     task: Task | None = None
     #: Its options, if it has not ended.
@@ -123,12 +125,14 @@ def parse_jobs(
     sharing: Sequence[SharingRule] = (),
     partition: str = "",
     tasks: Mapping[str, Task] = MappingProxyType({}),
+    capacities: Mapping[str, Resources] = MappingProxyType({}),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs are static jobs; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom elastic
     jobs yield. ``partition`` is that of the settings. ``tasks`` are dl2d's live tasks by handle, or by tag where they
-    have no handle yet: they have their tags, whatever their users have made of their comments.
+    have no handle yet: they have their tags, whatever their users have made of their comments. ``capacities`` are those
+    of nodes: they say of which type the GPUs are that a job holds.
     """
     listed: list[_Listed] = []
     unreadable: list[str] = []
@@ -138,7 +142,7 @@ def parse_jobs(
         elif not record["State"] or not timestamp(record["SubmitTime"]):
             unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
         else:
-            listed.append(_listed(record, rules, sharing, partition, tasks))
+            listed.append(_listed(record, rules, sharing, partition, tasks, capacities))
     jobs = tuple(_without_forged_tags(each.job for each in listed))
     tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
     waiting = _waiting(listed)
@@ -166,15 +170,19 @@ def _listed(
     sharing: Sequence[SharingRule],
     partition: str,
     tasks: Mapping[str, Task],
+    capacities: Mapping[str, Resources],
 ) -> _Listed:
     job, placed = parse_job(record, rules)
+    room, on_one_node = _allocated_or_requested(record), len(placed) == 1
+    if on_one_node and job.node in capacities:
+        room = _with_types(room, capacities[job.node])
     task = tasks.get(job.handle) or tasks.get(job.tag)
     if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"]), tasks):
         job = replace(job, tag=task.tag)
     else:
         task = None
     if job.tag and job.state.holds_resources:
-        job = replace(job, held=_allocated_or_requested(record))
+        job = replace(job, held=room)
     options = None
     if not job.state.ended:
         # Of jobs with a tag, too: an anchor's user may write one into its comment.
@@ -182,14 +190,14 @@ def _listed(
         options = replace(own, partition=task_partitions(own.partition, partition))
         yields = sharing_rule(options.partition, sharing).yields
         job = replace(job, priority=priority(record), yields=yields)
-    return _Listed(record, job, len(placed) == 1, task, options)
+    return _Listed(record, job, on_one_node, room, task, options)
 
 
 def _ending(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     """``Jobs.ending``. While files of an ended job are staged out of a burst buffer, others have its nodes already."""
     for each in listed:
         if each.job.state is RmJobState.ENDING and each.on_one_node and each.record["State"] != "STAGE_OUT":
-            yield each.job.node, _allocated_or_requested(each.record)
+            yield each.job.node, each.room
 
 
 def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
@@ -197,7 +205,7 @@ def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     for each in listed:
         runs = each.job.state is RmJobState.RUNNING and each.record["State"] != "SUSPENDED"
         if runs and each.on_one_node and each.job.tag:
-            yield each.job.node, _allocated_or_requested(each.record)
+            yield each.job.node, each.room
 
 
 def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
@@ -232,7 +240,7 @@ def _held_by_others(
         record, job = each.record, each.job
         if job.state is RmJobState.RUNNING and not (each.task is not None and job.handle in tagged):
             scope = job.user, record["Partition"], record["Account"], record["QOS"]
-            held[scope].append(_allocated_or_requested(record))
+            held[scope].append(each.room)
     return {
         (user, AnchorOptions(partition=partition, account=name_or_empty(account), qos=name_or_empty(qos))): (
             Resources.total(rooms),
@@ -254,10 +262,9 @@ def _waiting(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
     waiting: dict[tuple[str, str], WaitingJob] = {}
     for each in listed:
         if each.job.state is RmJobState.PENDING:
-            demand = _allocated_or_requested(each.record)
-            found = waiting_job(each.record, demand, each.job.shown_id)
+            found = waiting_job(each.record, each.room, each.job.shown_id)
             if found is not None and not memory_counts and not found.limit_reason:
-                found = dataclasses.replace(found, claim=replace(found.claim, demand=without_memory(demand)))
+                found = dataclasses.replace(found, claim=replace(found.claim, demand=without_memory(each.room)))
             if found is not None:
                 waiting[each.job.handle, each.record["JobArrayID"]] = found
     return waiting
@@ -328,7 +335,7 @@ def array_id(record: Mapping[str, str]) -> str:
 
 
 def _allocated_or_requested(record: Mapping[str, str]) -> Resources:
-    """Room of a job; generic resources are in ``tres-alloc`` only where the site accounts for them."""
+    """Room of a job; generic resources and their types are in ``tres-alloc`` only where the site accounts for them."""
     return _room(
         record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
     )
@@ -346,9 +353,21 @@ def _room(allocated: str, *asked: tuple[str, str]) -> Resources:
         elif name == "mem":
             memory = amount
         elif name.startswith("gres/") and (number := count(amount)) is not None:
-            gres[name.removeprefix("gres/")] = number
+            gres[name.removeprefix("gres/").lower()] = number
+    # Kinds of resources come before their types: a job that asked in two ways has no more of a type than of the kind.
+    for name, asked_for in _asked(asked).items():
+        gres.setdefault(name, min(asked_for, gres.get(name.partition(":")[0], asked_for)))
     mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
-    return resources_of(cpus, str(mebibytes // 1024**2), gres or _asked(asked))
+    return resources_of(cpus, str(mebibytes // 1024**2), gres)
+
+
+@lru_cache(16_384)
+def _with_types(room: Resources, capacity: Resources) -> Resources:
+    """What a job holds of a node: devices of which the node has one type only are of this type."""
+    of_node = capacity.as_dict()
+    kinds = {name: name.partition(":")[0] for name in of_node if ":" in name}
+    only = {name: room.get(kind) for name, kind in kinds.items() if of_node.get(kind) == of_node[name]}
+    return room.maximum(Resources.of(only))
 
 
 def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -357,7 +376,9 @@ def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
     for text, number in texts:
         times = count(number) or 1
         for name, amount in parse_gres(value_or_empty(text)).items():
-            amounts[name] = amounts.get(name, 0) + amount * times
+            if "/" in name:  # a licence, which a job may ask for with each task
+                continue
+            amounts[name.lower()] = amounts.get(name.lower(), 0) + amount * times
     return amounts
 
 
