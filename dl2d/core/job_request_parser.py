@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, PlainValidator
@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, PlainValidator
 from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import RequestError
 from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read_fields
-from dl2d.core.jobs import Architecture, Consistency, Durability, JobRequest
+from dl2d.core.jobs import Allocation, Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 MAX_EPOCHS = 1e6
@@ -142,7 +142,7 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         raise RequestError(*found[0], where=where, others=found[1:])
     top_workers, allowed = _worker_counts(asked, rules)
     has_ps = asked.architecture is Architecture.PS
-    return JobRequest(
+    request = JobRequest(
         name=asked.name or asked.model,
         model=asked.model,
         epochs=asked.epochs,
@@ -160,6 +160,11 @@ def parse_request(given: Mapping[str, object], *, rules: RequestRules, where: st
         consistency=asked.consistency,
         durability=asked.durability,
     )
+    if asked.max_workers is None:
+        return request
+    workers = request.largest_allowed(request.max_workers)
+    ps = request.max_ps if asked.max_ps is not None else max(min(workers, request.max_ps), request.min_ps)
+    return replace(request, asked_size=Allocation(workers, ps))
 
 
 _Problems = Iterator[tuple[str, str]]

@@ -136,6 +136,9 @@ class JobRequest:
     consistency: Consistency = Consistency.SYNC
     #: Durability of a script that does not set it itself.
     durability: Durability = Durability.NONE
+    #: Size that its user asks for: that of a static job, or the maximum that an elastic one declares; ``NOTHING`` if it
+    #: declares none. A policy may give another one.
+    asked_size: Allocation = NOTHING
 
     def demand(self, role: Role) -> Resources:
         """Resources of one task of a role; a coordinator counts as nothing beside the tasks it leads."""

@@ -156,6 +156,7 @@ def workload_of(day: Day, speeds: Mapping[TrainingKind, Table], slot_seconds: fl
                 allowed_workers=tuple(count for count in request.allowed_workers if count <= MAX_TASKS),
                 architecture=request.architecture,
                 owner=job.owner,
+                asked_size=request.asked_size,
             )
         )
     if not jobs:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.history_for_simulation import History, RecordedSizes
-from dl2d.core.jobs import Architecture, Job, JobRequest, JobState, Owner
+from dl2d.core.jobs import NOTHING, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
@@ -206,6 +206,9 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         if done >= real:
             return None
         at, left, declared = 0.0, max(real - done, _MIN_EPOCHS), max(request.epochs - done, _MIN_EPOCHS)
+    if job.static:  # earlier versions of dl2d recorded no size in its request
+        size = next((size for _, size in sizes if size != NOTHING), request.asked_size)
+        request = replace(request, asked_size=size)
     return DayJob(request, at, left, declared, sizes, ended, job.owner, job.unreported, job.state.ended)
 
 

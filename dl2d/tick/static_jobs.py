@@ -218,6 +218,7 @@ def request_of(static: StaticJob, rules: RequestRules) -> JobRequest:
         min_ps=1 if has_ps else 0,
         max_ps=max(static.ps, rules.max_ps) if has_ps else 0,
         architecture=Architecture.PS if has_ps else Architecture.ALLREDUCE,
+        asked_size=Allocation(static.workers, static.ps),
     )
 
 

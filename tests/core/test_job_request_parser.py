@@ -42,6 +42,24 @@ def test_what_is_left_out_gets_the_documented_defaults() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given_keys", "size"),
+    [
+        ({}, (0, 0)),
+        ({"min_workers": 4}, (0, 0)),
+        ({"max_workers": 4}, (4, 4)),  # as many servers as workers
+        ({"max_workers": 100}, (16, 8)),  # as far as the site allows them
+        ({"max_workers": 4, "max_ps": 1}, (4, 1)),
+        ({"max_workers": 2, "min_ps": 3}, (2, 3)),
+        ({"max_workers": 7, "allowed_workers": "powers-of-two", "architecture": "allreduce"}, (4, 0)),
+    ],
+)
+def test_a_declared_maximum_is_the_size_that_the_user_asks_for(
+    given_keys: dict[str, object], size: tuple[int, int]
+) -> None:
+    assert parse(**given_keys).asked_size == size
+
+
 @pytest.mark.parametrize(("given_keys", "min_ps"), [({}, 2), ({"min_ps": 1}, 1), ({"min_ps": "3"}, 3)])
 def test_a_job_with_replicas_has_two_parameter_servers_unless_it_says_otherwise(
     given_keys: dict[str, object], min_ps: int

@@ -168,6 +168,13 @@ class TestDraws:
         assert table.fills(300, 60)
         assert np.isfinite(table.grid(300, 60)).all()
 
+    def test_a_policy_sees_what_users_asked_for(self) -> None:
+        (day,) = days_of(a_history(a_job(1, 1.0, asked_size=Allocation(3, 1)), a_job(2, 2.0)))
+        speeds = Speeds(GaussianProcess(by_kind((SEEN,))), [job.request for job in day.jobs])
+        workload = workload_of(day, speeds.means(), SLOT)
+        assert workload is not None
+        assert [to_request(job, workload).asked_size for job in workload.jobs] == [(3, 1), (0, 0)]
+
     def test_asynchronous_jobs_stay_so(self) -> None:
         seen = measured((1, 1, 10.0), consistency=Consistency.ASYNC)
         (day,) = days_of(a_history(a_job(1, 1.0, consistency=Consistency.ASYNC), speeds=(seen,)))

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from recorded_site import MONDAY
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.history_for_simulation import History, Sight
 from dl2d.core.jobs import (
     NO_LAUNCH,
+    NOTHING,
     Allocation,
     Architecture,
     Consistency,
@@ -105,6 +107,15 @@ class TestDays:
         (day,) = days_of(a_history(*jobs))
         assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0),
                                                              (6.0, 4.0), (7.0, 10.0)]  # fmt: skip
+
+    @pytest.mark.parametrize("asked", [NOTHING, Allocation(2, 0)])
+    def test_jobs_of_fixed_size_ask_for_the_size_that_they_had(self, asked: Allocation) -> None:
+        """Earlier versions of dl2d recorded no size in their requests."""
+        fixed, elastic = replace(a_job(1, 1.0, asked_size=asked), static=True), a_job(2, 2.0, asked_size=asked)
+        waiting = replace(a_job(3, 3.0, asked_size=asked), static=True)
+        sizes = {each.key: ((MONDAY + 60.0, Allocation(3, 0)),) for each in (fixed, elastic)}
+        (day,) = days_of(replace(a_history(fixed, elastic, waiting), sizes=sizes))
+        assert [job.request.asked_size for job in day.jobs] == [(3, 0), asked, asked]
 
     def test_what_others_hold_and_nodes_that_are_down_are_not_there(self) -> None:
         nodes = (

@@ -58,6 +58,7 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
     assert (report.decision.policy, report.decision.policy_version) == ("observed", "memory 1")
     job = world.job(key)
     assert (job.state, job.static, job.owner, job.request.model) == (JobState.READY, True, EVE, "bert")
+    assert job.request.asked_size == Allocation(3, 0)
 
     seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2", started=world.now + 4))
     report = world.tick()

@@ -17,7 +17,7 @@ from dl2d.core.errors import CheckpointError, Diverged
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
-from dl2d.policies.dl2_paper.observation import EXTRAS, Layout, Sight
+from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, Layout, Sight
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -135,10 +135,10 @@ def begin(network: Net, generator: torch.Generator, sight: Sight | None = None) 
         for layer in network.named().values():
             layer.weight.normal_(0.0, (2.0 / layer.in_features) ** 0.5, generator=generator)
             layer.bias.zero_()
-        if sight is not None and sight.extras:
+        if sight is not None:
             first = network.named()["0"].weight
             inputs = first.shape[1] - len(sight.resources)
-            first[:, :inputs].reshape(len(first), -1, sight.width)[:, :, -EXTRAS:] = 0.0
+            first[:, :inputs].reshape(len(first), -1, sight.width)[:, :, len(sight.models) + SCALARS :] = 0.0
     draw_outputs(network, generator)
 
 
@@ -197,7 +197,8 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
     """Take over the policy of a checkpoint, whose types and resources may be others.
 
     What both know is as it was; a type that the checkpoint does not know begins as the mean of those that it knows, and
-    a resource, or extras, with no influence; extras that are not asked for are left out.
+    a resource, extras, or sizes that users ask for, with no influence; extras and sizes that the network is not to see
+    are left out.
 
     Raises
     ------
@@ -218,9 +219,14 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         by_job = first[:, :free].reshape(len(first), jobs, old.width)
         mean = by_job[:, :, : len(old.models)].mean(axis=2, keepdims=True)
         types = [by_job[:, :, old.models.index(m)][:, :, None] if m in old.models else mean for m in sight.models]
-        others = by_job[:, :, len(old.models) : old.width - EXTRAS * old.extras]
-        extras = by_job[:, :, old.width - EXTRAS :] if old.extras else np.zeros_like(by_job[:, :, :EXTRAS])
-        shown = [*types, others, extras] if sight.extras else [*types, others]
+        end = len(old.models) + SCALARS
+        shown = [*types, by_job[:, :, len(old.models) : end]]
+        asked_sizes = (ASKED, old.layout.asked_sizes, sight.layout.asked_sizes)
+        for count, is_known, is_wanted in (asked_sizes, (EXTRAS, old.extras, sight.extras)):
+            if is_wanted:
+                known = by_job[:, :, end : end + count]
+                shown.append(known if is_known else np.zeros((len(first), jobs, count), first.dtype))
+            end += count * is_known
         columns = np.concatenate(shown, axis=2).reshape(len(first), -1)
         none = np.zeros(len(first), dtype=first.dtype)
         shares = [first[:, free + old.resources.index(r)] if r in old.resources else none for r in sight.resources]
@@ -242,6 +248,7 @@ def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str,
         "first_bundles": sight.first_bundles,
         "last_bundles": sight.last_bundles,
         "extras": sight.extras,
+        "usual_sizes": [list(size) for size in sight.usual_sizes],
         "sampled": sampled,
         "slot_seconds": sight.slot_seconds,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dl2d.core.jobs import NOTHING
+from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in
 from dl2d.learning.dl2_paper.networks import (
     Net,
@@ -162,14 +163,15 @@ def imitate_recordings(
 
     The network is compared on the last fifth of the slots. The loss on the fifth before it decides when learning stops.
     For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one batch: an observation does
-    not show what is left for later batches.
+    not show what is left for later batches. Where jobs of fixed size of one model type have different ones, the
+    network sees the size that each job asks for.
 
     Raises
     ------
     TrainingError
         See ``TooFewSamples``, ``Diverged``.
     """
-    split = split_recordings(recordings, min_jobs)
+    split = split_recordings(_with_asked_sizes(recordings), min_jobs)
     given = [*split.training, *split.stopping, *split.compared]
     if settings.network is NetworkKind.SHARED:
         most_jobs = max(len(each.snapshot.jobs) for each in given)
@@ -178,14 +180,16 @@ def imitate_recordings(
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
     first_bundles = settings.first_bundles and not serves_whole(given)
+    models = tuple(sorted({job.request.model for job in jobs}))
     sight = Sight(
         window=settings.window,
-        models=tuple(sorted({job.request.model for job in jobs})),
+        models=models,
         resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
         first_bundles=first_bundles,
         last_bundles=not first_bundles,
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
+        usual_sizes=usual_sizes(jobs, models),
     )
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
@@ -238,3 +242,32 @@ def serves_whole(recordings: Sequence[Recording]) -> bool:
         waiting += idle
         passed_over += idle * grown
     return 2 * passed_over > waiting
+
+
+def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
+    """Slots in which static jobs ask for the size that they got: earlier versions of dl2d recorded none in requests."""
+    got = {key: size for each in recordings for key, size in each.decision.allocations().items() if size != NOTHING}
+
+    def asking(job: Job) -> Job:
+        size = got.get(job.key, job.request.asked_size)
+        if not job.static or size == job.request.asked_size:
+            return job
+        return replace(job, request=replace(job.request, asked_size=size))
+
+    return [
+        replace(each, snapshot=replace(each.snapshot, jobs=tuple(map(asking, each.snapshot.jobs))))
+        for each in recordings
+    ]
+
+
+def usual_sizes(jobs: Iterable[Job], models: Sequence[str]) -> tuple[Allocation, ...]:
+    """Most frequent size of the static jobs of each model type, ``NOTHING`` where there are none.
+
+    Empty where the jobs of each type have all the same size: then the type tells what users ask for.
+    """
+    asked = {job.key: (job.request.model, job.request.asked_size) for job in jobs if job.static}
+    counted = Counter(each for each in asked.values() if each[1] != NOTHING)
+    if len(counted) == len({model for model, _ in counted}):
+        return ()
+    usual = {model: size for (model, size), _ in reversed(counted.most_common())}
+    return tuple(usual.get(model, NOTHING) for model in models)

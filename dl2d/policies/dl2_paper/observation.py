@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from dl2d.core.array_types import Floats, Floats32, Ints
+from dl2d.core.jobs import Allocation
 
 Observations = Floats32
 
@@ -21,6 +22,9 @@ Observations = Floats32
 SCALARS: Final = 5
 #: Features that not every network has: place in the batch, remaining share of the epochs, logarithms of workers, PSs.
 EXTRAS: Final = 4
+#: Features of the size that a job's user asks for, which not every network has either; they stand before the extra
+#: ones: logarithms of the workers and PSs that the job lacks of it.
+ASKED: Final = 2
 #: What features are divided by, so that usual values are near 1.
 _AGE_SCALE: Final = 3.0
 _REMAINING_SCALE: Final = 8.0
@@ -38,11 +42,13 @@ class Layout:
     resources: int
     #: Whether jobs have the features that not every network has.
     extras: bool
+    #: Whether jobs have the features of the size that their users ask for.
+    asked_sizes: bool = False
 
     @property
     def features(self) -> int:
         """F."""
-        return self.types + SCALARS + EXTRAS * self.extras
+        return self.types + SCALARS + ASKED * self.asked_sizes + EXTRAS * self.extras
 
     @property
     def length(self) -> int:
@@ -52,7 +58,7 @@ class Layout:
     @property
     def size_features(self) -> list[int]:
         """Features of a job that change with its size, in the order of ``size_features``."""
-        places = [self.types + 2, self.types + 3, self.types + 4]
+        places = list(range(self.types + 2, self.types + SCALARS + ASKED * self.asked_sizes))
         return [*places, self.features - 2, self.features - 1] if self.extras else places
 
     def jobs_of(self, observations: Observations) -> Observations:
@@ -73,7 +79,10 @@ class Layout:
     def bounds(self) -> tuple[Observations, Observations]:
         """Least and largest values of one observation, shape (length,) each."""
         job = (
-            [1.0] * self.types + [8.0, 8.0, 1.0, 64.0, 64.0] + [self.window / _PLACE_SCALE, 1.0, 8.0, 8.0] * self.extras
+            [1.0] * self.types
+            + [8.0, 8.0, 1.0, 64.0, 64.0]
+            + [8.0] * ASKED * self.asked_sizes
+            + [self.window / _PLACE_SCALE, 1.0, 8.0, 8.0] * self.extras
         )
         high = np.array(job * self.window + [1.0] * self.resources, dtype=np.float32)
         return np.zeros_like(high), high
@@ -95,11 +104,17 @@ class Sight:
     last_bundles: bool = False
     #: Jobs have the features that not every network has.
     extras: bool = False
+    #: Usual size of each model type, where jobs have the features of the size that their users ask for; of a job whose
+    #: user asks for none it is that of its type. Empty where they do not have these features.
+    usual_sizes: tuple[Allocation, ...] = ()
 
     @property
     def layout(self) -> Layout:
         """Shape of its observations."""
-        return Layout(window=self.window, types=len(self.models), resources=len(self.resources), extras=self.extras)
+        return Layout(
+            window=self.window, types=len(self.models), resources=len(self.resources), extras=self.extras,
+            asked_sizes=bool(self.usual_sizes),
+        )  # fmt: skip
 
     @property
     def width(self) -> int:
@@ -125,14 +140,19 @@ class Sight:
         KeyError, TypeError, ValueError
             One is missing or is no such thing.
         """
+        models = tuple(settings["models"])
+        usual_sizes = tuple(Allocation(int(workers), int(ps)) for workers, ps in settings.get("usual_sizes", ()))
+        if usual_sizes and (len(usual_sizes) != len(models) or min(map(min, usual_sizes)) < 0):
+            raise ValueError(f"usual_sizes: {len(models)} sizes are needed, not {usual_sizes}")
         return cls(
             window=int(settings["window"]),
-            models=tuple(settings["models"]),
+            models=models,
             resources=tuple(settings["resources"]),
             first_bundles=bool(settings["first_bundles"]),
             last_bundles=bool(settings.get("last_bundles", False)),
             slot_seconds=float(settings["slot_seconds"]),
             extras=bool(settings.get("extras", False)),
+            usual_sizes=usual_sizes,
         )
 
 
@@ -158,12 +178,12 @@ def job_features(
     features[:, layout.types] = np.log1p(ages) / _AGE_SCALE
     features[:, layout.types + 1] = np.log1p(remaining) / _REMAINING_SCALE
     if layout.extras:
-        features[:, layout.types + SCALARS] = places / _PLACE_SCALE
-        features[:, layout.types + SCALARS + 1] = remaining / declared
+        features[:, layout.features - EXTRAS] = places / _PLACE_SCALE
+        features[:, layout.features - EXTRAS + 1] = remaining / declared
     return features
 
 
-def size_features(layout: Layout, sizes: Ints, shares: Floats) -> Observations:
+def size_features(layout: Layout, sizes: Ints, shares: Floats, asked_sizes: Ints | None = None) -> Observations:
     """Features of M jobs that follow from their sizes, in the order of ``Layout.size_features``.
 
     Parameters
@@ -172,12 +192,17 @@ def size_features(layout: Layout, sizes: Ints, shares: Floats) -> Observations:
         Workers and PSs, shape (M, 2).
     shares
         Dominant shares, shape (M,).
+    asked_sizes
+        Workers and PSs that users ask for, shape (M, 2); needed where the layout has features of them.
     """
-    features = np.empty((len(sizes), 5 if layout.extras else 3), dtype=np.float32)
+    features = np.empty((len(sizes), len(layout.size_features)), dtype=np.float32)
     features[:, 0] = shares
     features[:, 1:3] = sizes / _TASKS_SCALE
+    if layout.asked_sizes:
+        assert asked_sizes is not None
+        features[:, 3 : 3 + ASKED] = np.log1p(np.maximum(asked_sizes - sizes, 0))
     if layout.extras:
-        features[:, 3:] = np.log1p(sizes)
+        features[:, -2:] = np.log1p(sizes)
     return features
 
 

@@ -38,8 +38,8 @@ class Dl2Original:
     ----------
     checkpoint
         Of policy ``dl2-original``. Settings: ``network`` (dense, shared), ``window`` (J), ``models`` and ``resources``
-        (names in the order of the inputs), ``first_bundles``, ``last_bundles``, ``extras``, ``sampled``,
-        ``slot_seconds``.
+        (names in the order of the inputs), ``first_bundles``, ``last_bundles``, ``extras``, ``usual_sizes``,
+        ``sampled``, ``slot_seconds``.
     sampled
         Whether actions are drawn from the policy's distribution instead of taking the best; by default as the
         checkpoint says, which knows what did better in validation.

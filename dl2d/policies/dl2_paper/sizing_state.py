@@ -96,6 +96,13 @@ class Sizing:
         """Place of its one-hot; -1 for a type that the network does not know."""
         return self._types.get(job.request.model, -1)
 
+    def asked_size(self, job: Job) -> Allocation:
+        """What its user asks for, or else the usual size of its type; its minimum where that is unknown."""
+        kind, asked = self.type_of(job), job.request.asked_size
+        usual = self.sight.usual_sizes[kind] if kind >= 0 else NOTHING
+        sizes = (size for size in (asked, usual) if size != NOTHING)
+        return next(sizes, self._least[job.key]).common(job.request.max_size)
+
     def free(self) -> Floats:
         """Free share of each resource, shape (R,)."""
         return 1.0 - self._used / self.capacity
@@ -213,8 +220,9 @@ class Batch:
         self._features = layout.jobs_of(self.observation)[0, : len(jobs)]
         self._free = layout.free_of(self.observation)[0]
         self._of_sizes = np.array(layout.size_features)
-        #: Workers and PSs, at present and at most, shape (jobs, 2).
+        #: Workers and PSs, at present, as users ask for (where the network sees that), and at most, shape (jobs, 2).
         self._sizes = np.array([sizing.filling.allocations[job.key] for job in jobs], dtype=np.int64)
+        self._asked = np.array([sizing.asked_size(job) for job in jobs]) if layout.asked_sizes else None
         self._most = np.array([sizing.most(job) for job in jobs], dtype=np.int64)
         self._demand = np.array([(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps)) for job in jobs])
         #: Kinds of each job's steps, shape (jobs, 3); see ``Sizing.kinds``.
@@ -261,9 +269,9 @@ class Batch:
 
     def _show(self, places: Ints) -> None:
         """Bring the observation up to date where these jobs have other sizes."""
-        sizes = self._sizes[places]
+        sizes, asked = self._sizes[places], None if self._asked is None else self._asked[places]
         shares = dominant_share(sizes, self._demand[places], self._sizing.capacity)
-        self._features[places[:, None], self._of_sizes] = size_features(self._layout, sizes, shares)
+        self._features[places[:, None], self._of_sizes] = size_features(self._layout, sizes, shares, asked)
         self._free[:] = self._sizing.free()
 
 

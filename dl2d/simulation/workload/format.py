@@ -32,7 +32,7 @@ from dl2d.core.input_validation import (
     read,
     to_plain,
 )
-from dl2d.core.jobs import Architecture, JobRequest, Owner
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobRequest, Owner
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.speeds.model_profiles import load_profile
 from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
@@ -106,8 +106,10 @@ class SimulatedJob(Record):
     said_model: str = ""
     #: Whose job it is, where the site's guard has limits for users, accounts or partitions; None where that is unknown.
     owner: Owner | None = None
+    #: See ``JobRequest``.
+    asked_size: Allocation = NOTHING
 
-    internal_fields: ClassVar[frozenset[str]] = frozenset({"said_model", "owner"})
+    internal_fields: ClassVar[frozenset[str]] = frozenset({"said_model", "owner", "asked_size"})
 
     @property
     def least_workers(self) -> int:
@@ -187,6 +189,7 @@ def to_request(job: SimulatedJob, workload: Workload) -> JobRequest:
         allowed_workers=job.allowed_workers,
         architecture=job.architecture,
         consistency=speed.consistency,
+        asked_size=job.asked_size,
     )
 
 

@@ -15,10 +15,10 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import CheckpointError, TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
-from dl2d.learning.dl2_paper.networks import adopt, begin, policy_network
+from dl2d.learning.dl2_paper.networks import adopt, begin, described, policy_network, weights_of
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitation_loss, serves_whole
+from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitation_loss, serves_whole, usual_sizes
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
@@ -191,6 +191,65 @@ def test_what_was_learned_from_fixed_sizes_gives_elastic_jobs_these_sizes() -> N
     assert sorted(decided[job.key].workers for job in jobs) == [0, 0, 4, 4]
 
 
+def of_mixed_sizes(count: int) -> list[Recording]:
+    """Slots in which users of one model type had asked for 1, 2 or 4 workers, and a manager had given them."""
+    rng, found = np.random.default_rng(3), []
+    for number in range(count):
+        sizes = [Allocation(int(rng.choice([1, 2, 4])), 0) for _ in range(4)]
+        jobs = [
+            a_job(4 * number + place, static=True, **NO_PS, epochs=float(rng.integers(1, 50))) for place in range(4)
+        ]
+        snapshot = replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=number)
+        reason = Reason(Constraint.OBSERVED, "as the scheduler has it")
+        decided = tuple(JobDecision(job.key, size, reason) for job, size in zip(jobs, sizes, strict=True))
+        found.append(Recording(snapshot, Decision("observed", "1", decided), LoadBalance()))
+    return found
+
+
+def test_what_was_learned_from_mixed_fixed_sizes_gives_each_job_the_size_that_its_user_asks_for() -> None:
+    """All jobs of a model type got one size once, since the network did not see what the user asks for."""
+    learned = imitate_recordings(
+        of_mixed_sizes(60), replace(QUICK, supervised_updates=200), slot_seconds=60.0, seed=0, min_jobs=1
+    )
+    assert learned.comparison.same == 1.0
+    usual = Allocation(*learned.checkpoint.settings["usual_sizes"][0])
+    asked = [4, 1, 2, 0]
+    jobs = [a_job(place, **NO_PS, asked_size=Allocation(count, 0)) for place, count in enumerate(asked)]
+    decided = ask(Dl2Original(learned.checkpoint), a_snapshot(jobs, cluster(4, cpu=8, gpu=4))).allocations()
+    assert [decided[job.key].workers for job in jobs] == [4, 1, 2, usual.workers]
+
+
+def test_the_network_sees_what_users_ask_for_only_where_fixed_sizes_differ() -> None:
+    made = imitate_recordings(
+        observed(20), replace(QUICK, supervised_updates=1), slot_seconds=60.0, seed=0, min_jobs=1
+    ).checkpoint
+    assert made.settings["usual_sizes"] == []
+    old = {name: value for name, value in made.settings.items() if name != "usual_sizes"}
+    Dl2Original(replace(made, settings=old))
+    for sizes in ([[1, 0]] * 5, [[-1, 0]], [[1]], [3]):
+        with pytest.raises(CheckpointError, match="weights and settings do not belong together"):
+            Dl2Original(replace(made, settings={**old, "usual_sizes": sizes}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "usual"),
+    [
+        ([("bert", 4), ("bert", 4), ("gpt", 2)], ()),
+        ([("bert", 4), ("bert", 2), ("bert", 4)], ((4, 0), NOTHING, NOTHING)),
+        ([("bert", 4), ("bert", 0)], ()),  # unknown, as long as it waits
+        ([("bert", 4), ("gpt", 8), ("gpt", 1), ("gpt", 1), ("bert", 4)], ((4, 0), (1, 0), NOTHING)),
+        ([], ()),
+    ],
+)
+def test_usual_sizes_are_those_of_most_jobs_of_fixed_size(asked: list[tuple[str, int]], usual: object) -> None:
+    jobs = [
+        a_job(place, static=True, model=model, asked_size=Allocation(size, 0))
+        for place, (model, size) in enumerate(asked)
+    ]
+    elastic = [a_job(10 + place, model="bert", asked_size=Allocation(3, 0)) for place in range(5)]
+    assert usual_sizes([*jobs, *elastic, *jobs[:1] * 9], ["bert", "gpt", "vgg-16"]) == usual
+
+
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(
     ("sizes", "whole"),
@@ -307,6 +366,18 @@ def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
         adopt(network, start, plain)
         first = network.named()["0"].weight.detach().numpy()
         assert (first == np.delete(was, range(old.width - 4, old.width), axis=1)).all()
+        # With the sizes that users ask for, and without them again.
+        asked = replace(old, usual_sizes=(Allocation(1, 0), Allocation(2, 0)))
+        network = policy_network(kind, asked.layout, 32)
+        adopt(network, start, asked)
+        first = network.named()["0"].weight.detach().numpy()
+        assert not first[:, [old.width - 4, old.width - 3]].any()
+        network_without = policy_network(kind, old.layout, 32)
+        with_asked = replace(
+            start, weights=weights_of(network, "policy"), settings=described(asked, kind, sampled=False)
+        )
+        adopt(network_without, with_asked, old)
+        assert (network_without.named()["0"].weight.detach().numpy() == was).all()
 
 
 def test_a_start_that_sees_other_things_is_refused() -> None:
