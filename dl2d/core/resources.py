@@ -94,6 +94,10 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
     def __mul__(self, times: int) -> Resources:
         return Resources(tuple((name, amount * times) for name, amount in self.thousandths)) if times else Resources()
 
+    def share(self, parts: int) -> Resources:
+        """What each of so many equal parts has, rounded up to thousandths."""
+        return Resources(tuple((name, -(-amount // parts)) for name, amount in self.thousandths))
+
     def minus(self, other: Resources) -> Resources:
         """Self less ``other``, never below zero: what a node has left however badly it was over-booked."""
         scaled = dict(self.thousandths)

@@ -271,6 +271,17 @@ def test_an_ending_job_still_holds_its_room(row: dict[str, object], room: dict[s
 
 
 @pytest.mark.parametrize(
+    ("listed", "used"),
+    [("n[1-2]", [{"cpu": 4, "memory": 1000}] * 2), ("n2", [{}, {"cpu": 4, "memory": 1000}])],  # it has left n1 already
+)
+def test_a_job_that_is_ending_on_several_nodes_holds_a_share_of_each(listed: str, used: list[dict[str, float]]) -> None:
+    row = job_row(1, State="COMPLETING", NodeList=listed, **{"tres-alloc": "cpu=8,mem=2000M,node=2,billing=8"})
+    nodes = parse_nodes(nodes_of(node_row("n1"), node_row("n2")), WORD).nodes
+    ended = with_ending_jobs(nodes, parse_jobs(jobs_of(row), WORD))
+    assert [node.used for node in ended] == [Resources.of(room) for room in used]
+
+
+@pytest.mark.parametrize(
     ("comment", "state", "used"),
     [
         (TAG, "RUNNING", {"cpu": 3, "memory": 300}),  # it had begun to end when sinfo was asked

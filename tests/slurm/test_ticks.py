@@ -175,3 +175,20 @@ def test_time_in_which_slurm_listed_nothing_is_not_taken_for_waiting_beside_free
         refused.append([job.node_refused for job in manager.listing().jobs])
         clock.now += seconds
     assert refused == [[False, False], [False, False], [False, False], [False, True]]
+
+
+def test_room_of_a_job_that_is_ending_on_several_nodes_is_not_taken_for_withheld(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock
+) -> None:
+    """Its epilog takes minutes, and it holds more on n2 than on the other nodes."""
+    tag = f"dl2:fake.7.{SUBMITTED}:worker-1"
+    waiting = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "ReqNodes": "n2", "Comment": tag}
+    ending = job_row(9, State="COMPLETING", NodeList="n[2-4]", **{"tres-alloc": "cpu=10,mem=300M,node=3"})
+    slurm.answer("sinfo", rows=[node_row("n2", Gres="(null)", GresUsed="(null)")])
+    manager = manager_on()
+    refused = []
+    for others in [[ending]] * 5 + [[]] * 4:
+        slurm.answer("squeue", rows=[job_row(100, **waiting), *others])
+        refused.append(manager.listing().jobs[0].node_refused)
+        clock.now += 60
+    assert refused == [False] * 7 + [True] * 2

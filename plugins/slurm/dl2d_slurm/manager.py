@@ -217,8 +217,9 @@ class SlurmManager:
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
         seen_jobs = self._withheld_room.with_refused_tasks(
-            with_limits(jobs.jobs, jobs.options, resources), jobs.waiting_tasks, seen_nodes
-        )
+            with_limits(jobs.jobs, jobs.options, resources), jobs.waiting_tasks,
+            [node for node in seen_nodes if node.name not in jobs.ending_in_part],
+        )  # fmt: skip
         partitions = {
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }

@@ -58,6 +58,7 @@ LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN"
 
 #: Generic resources that a job asked for: for each node, for each task, or in all.
 _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
+_NODE_COUNT = re.compile(r"(?:^|,)node=([0-9]{1,6})(?:,|$)")
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 
@@ -70,8 +71,10 @@ class Jobs:
     """Parsed answer of squeue."""
 
     jobs: tuple[RmJob, ...]
-    #: Node and room of each job that is ending and ran on one node.
+    #: Each node on which a job is ending, and the job's room there: an equal share, where it ran on several nodes.
     ending: tuple[tuple[str, Resources], ...] = ()
+    #: The nodes among them of jobs that ran on several, which may hold more there than such a share.
+    ending_in_part: frozenset[str] = frozenset()
     #: Those of each job with a tag that runs on one node and is not suspended.
     running: tuple[tuple[str, Resources], ...] = ()
     #: States and reasons that no table has, each once.
@@ -107,13 +110,25 @@ class _Listed:
     record: Mapping[str, str]
     #: With the tag that its user gave it, if it is none of dl2d's tasks.
     job: RmJob
-    on_one_node: bool
+    #: The nodes that it has or had; of a job that is ending, those where it has not ended yet.
+    nodes: tuple[str, ...]
     #: What it holds, or asks for.
     room: Resources
     #: The task that it is.
     task: Task | None = None
     #: Its options, if it has not ended.
     options: AnchorOptions | None = None
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes that it was given."""
+        found = _NODE_COUNT.search(self.record["tres-alloc"])
+        return max(len(self.nodes), int(found[1]) if found else 1)
+
+    @property
+    def still_holds_room(self) -> bool:
+        """Whether it is ending and others do not have its room yet, as they do while it stages out files."""
+        return self.job.state is RmJobState.ENDING and self.record["State"] != "STAGE_OUT"
 
 
 def parse_jobs(
@@ -151,6 +166,9 @@ def parse_jobs(
     return Jobs(
         jobs,
         ending=tuple(_ending(listed)),
+        ending_in_part=frozenset(
+            node for each in listed if each.still_holds_room and each.node_count > 1 for node in each.nodes
+        ),
         running=tuple(_running(listed)),
         unknown=tuple(dict.fromkeys(_unknown_words(listed))),
         unreadable=tuple(unreadable),
@@ -173,8 +191,8 @@ def _listed(
     capacities: Mapping[str, Resources],
 ) -> _Listed:
     job, placed = parse_job(record, rules)
-    room, on_one_node = _allocated_or_requested(record), len(placed) == 1
-    if on_one_node and job.node in capacities:
+    room = _allocated_or_requested(record)
+    if len(placed) == 1 and job.node in capacities:
         room = _with_types(room, capacities[job.node])
     task = tasks.get(job.handle) or tasks.get(job.tag)
     if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"]), tasks):
@@ -190,21 +208,22 @@ def _listed(
         options = replace(own, partition=task_partitions(own.partition, partition))
         yields = sharing_rule(options.partition, sharing).yields
         job = replace(job, priority=priority(record), yields=yields)
-    return _Listed(record, job, on_one_node, room, task, options)
+    return _Listed(record, job, placed, room, task, options)
 
 
 def _ending(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
-    """``Jobs.ending``. While files of an ended job are staged out of a burst buffer, others have its nodes already."""
+    """``Jobs.ending``."""
     for each in listed:
-        if each.job.state is RmJobState.ENDING and each.on_one_node and each.record["State"] != "STAGE_OUT":
-            yield each.job.node, each.room
+        if each.still_holds_room:
+            share = each.room.share(each.node_count)
+            yield from ((node, share) for node in each.nodes)
 
 
 def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     """``Jobs.running``."""
     for each in listed:
         runs = each.job.state is RmJobState.RUNNING and each.record["State"] != "SUSPENDED"
-        if runs and each.on_one_node and each.job.tag:
+        if runs and len(each.nodes) == 1 and each.job.tag:
             yield each.job.node, each.room
 
 
@@ -212,7 +231,7 @@ def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
     """``Jobs.unknown``."""
     for each in listed:
         job, state, reason = each.job, each.record["State"], each.record["Reason"]
-        if not job_state(state, placed=each.on_one_node)[1]:
+        if not job_state(state, placed=bool(each.nodes))[1]:
             yield f"squeue: unknown job state {state[:60]!r}, taken as {job.state}"
         if job.state is RmJobState.PENDING and waiting_reason(reason) is None:
             taken = "nothing is concluded from it" if site_limit(reason) is None else "taken as a limit"

@@ -105,12 +105,11 @@ def _node_room(cpus: str, memory: str, gres: str) -> Resources:
 
 
 def with_ending_jobs(nodes: Iterable[Node], jobs: Jobs) -> tuple[Node, ...]:
-    """Nodes with the room of ending jobs on one node counted as used.
+    """Nodes with the room of ending jobs counted as used.
 
-    While the processes of a job are still being killed sinfo shows its room as free already, though Slurm gives it to
-    nobody until they are gone; squeue does not say what a job on several nodes holds on each. A job with a tag that ran
-    when squeue was asked, and had begun to end when sinfo was, holds its room, too: what such jobs hold is the least
-    that is used.
+    While the processes of a job are still being killed, or its epilog runs, sinfo shows its room as free already,
+    though Slurm gives it to nobody until they are gone. A job with a tag that ran when squeue was asked, and had begun
+    to end when sinfo was, holds its room, too: what such jobs hold is the least that is used.
     """
     ending, running = _by_node(jobs.ending), _by_node(jobs.running)
     return tuple(
