@@ -107,8 +107,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     behind_others: bool = False
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
-    #: Of a standing claim on the nodes of a reservation whose jobs may run there now: handles of its anchors. Tasks of
-    #: all other jobs leave, and no room is kept, since these jobs may not use the nodes. None for any other claim.
+    #: Of a standing claim on the nodes of a reservation whose jobs may run there now: handles of its anchors; empty for
+    #: one on drained nodes. Tasks of all other jobs leave, and no room is kept, since these jobs may not use the nodes.
+    #: None for any other claim.
     members: frozenset[str] | None = None
 
 

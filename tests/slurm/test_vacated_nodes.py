@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -378,6 +379,32 @@ def test_reservations_stay_those_of_the_last_answer_while_scontrol_cannot_be_ask
     half_full.tick()
     (half_full.slurm.folder / "scontrol").unlink()
     assert half_full.tick(2).plan.stops == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "least", "free", "left"),
+    [
+        pytest.param("draining", 1, 4, {"n2": 4}, id="drained"),
+        pytest.param("draining@", 1, 4, {"n2": 4}, id="to be rebooted"),
+        # The PS moves when a worker has left n1.
+        pytest.param("draining", 1, 0, {"n1": 1, "n2": 3}, id="room is made elsewhere"),
+        pytest.param("draining", 7, 0, {}, id="no room elsewhere"),
+        pytest.param("draining*", 1, 4, {}, id="does not answer"),
+        pytest.param("mixed@", 1, 4, {}, id="takes jobs until it is rebooted"),
+        pytest.param("failing", 1, 4, {}, id="failing"),
+    ],
+)
+def test_tasks_leave_a_drained_node(site: Site, state: str, least: int, free: int, left: dict[str, int]) -> None:
+    request = replace(REQUEST, min_workers=least, max_workers=7, max_ps=1, worker=WORKER, ps=WORKER)
+    site.elastic(7, request, [(Role.PS, "n2"), *[(Role.WORKER, "n1")] * 4, *[(Role.WORKER, "n2")] * 3])
+    site.nodes(
+        node_row("n1", CPUsState=f"{8 - free}/{free}/0/8", AllocMem="400"),
+        node_row("n2", CPUsState="4/4/0/8", AllocMem="400", StateLong=state), node_row("n4", CPUsState="8/0/0/8"),
+    )  # fmt: skip
+    report = site.tick()
+    leaving = {stop.task for stop in report.plan.stops} | {move.task for move in report.plan.moves}
+    assert Counter(task.node for task in report.snapshot.tasks if task.id in leaving) == left
+    assert all(start.node == "n1" for start in report.plan.starts)
 
 
 def test_a_job_that_stages_out_files_has_left_its_node(site: Site) -> None:

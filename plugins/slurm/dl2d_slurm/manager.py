@@ -47,6 +47,7 @@ from dl2d_slurm.jobs.stopping import Stopper
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     WaitingJob,
     claims,
+    drained_claims,
     handle_for_users,
     highest_priority,
     share_limits,
@@ -241,6 +242,7 @@ class SlurmManager:
             claims=(
                 *claims([self._with_excluded(job) for job in waiting], eligibility.of, with_all_memory),
                 *reservation_claims(reservations, anchors, now),
+                *drained_claims(nodes.drained & {task.node for task in self._tasks.values()}),
                 *standing_claims(nodes.partitions, sharing, nodes.asleep),
             ),
             limit_claims=tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -100,6 +101,8 @@ RESERVED: Final = frozenset({"reserved", "resv"})
 
 #: sinfo's words for an idle node that power saving has put to sleep, is putting to sleep, or wakes.
 ASLEEP: Final = frozenset({"idle~", "idle#", "idle!", "idle%"})
+#: sinfo's words for a node that an administrator has drained; with jobs that run there, and without.
+_DRAINED: Final = re.compile(r"(?:draining|drng|drained|drain)[^*^~]*", re.ASCII)
 
 _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
 
@@ -125,6 +128,11 @@ def job_state(word: str, *, placed: bool) -> tuple[RmJobState, bool]:
     if bare in JOB_STATES:
         return JOB_STATES[bare], True
     return (RmJobState.RUNNING if placed else RmJobState.PENDING), False
+
+
+def is_drained(word: str) -> bool:
+    """Whether this is the state of a node that an administrator has drained, also for a reboot, and that answers."""
+    return _DRAINED.fullmatch(word.strip().lower()) is not None
 
 
 def node_state(word: str) -> NodeStateMeaning:

@@ -216,6 +216,15 @@ def standing_claims(
             )  # fmt: skip
 
 
+def drained_claims(drained: Collection[str]) -> Iterator[Claim]:
+    """A standing claim for nodes that are drained: tasks leave them; no room is kept, since nothing starts there."""
+    if nodes := frozenset(drained):
+        yield Claim(
+            handle="the drained nodes", user="", priority=-1, nodes=len(nodes), demand=NO_RESOURCES, whole=True,
+            eligible=nodes, required=nodes, standing=True, members=frozenset(),
+        )  # fmt: skip
+
+
 def share_limits(
     nodes: Iterable[Node],
     anchors: Mapping[str, str],

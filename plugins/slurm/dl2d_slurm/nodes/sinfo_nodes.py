@@ -12,7 +12,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import count, limit_seconds, parse_gres, resources_of, value_or_empty
 from dl2d_slurm.commands.command_records import records
-from dl2d_slurm.jobs.slurm_states import ASLEEP, RESERVED, node_state
+from dl2d_slurm.jobs.slurm_states import ASLEEP, RESERVED, is_drained, node_state
 from dl2d_slurm.jobs.squeue_jobs import Jobs
 from dl2d_slurm.submission.partitions import Partition
 
@@ -38,6 +38,8 @@ class Nodes:
     reserved: frozenset[str] = frozenset()
     #: Idle nodes that take no tasks only because of power saving.
     asleep: frozenset[str] = frozenset()
+    #: Nodes that an administrator has drained, and that answer.
+    drained: frozenset[str] = frozenset()
     unknown: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -52,6 +54,7 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
     features: dict[str, frozenset[str]] = {}
     reserved: set[str] = set()
     asleep: set[str] = set()
+    drained: set[str] = set()
     unknown: list[str] = []
     unreadable: list[str] = []
     spelling: dict[str, str] = {}
@@ -70,6 +73,8 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
             reserved.add(name)
         if record["StateLong"] in ASLEEP:
             asleep.add(name)
+        if is_drained(record["StateLong"]):
+            drained.add(name)
         features[name] = frozenset(value_or_empty(record["features_act"]).split(","))
         gres = parse_gres(record["Gres"])
         spelling.update({key.lower(): key for key in gres})
@@ -93,7 +98,8 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
         for name, (members, limit, state) in partitions.items()
     }
     return Nodes(
-        tuple(nodes.values()), spelling, found_partitions, features, frozenset(reserved), frozenset(asleep),
+        tuple(nodes.values()), spelling, found_partitions, features,
+        frozenset(reserved), frozenset(asleep), frozenset(drained),
         tuple(dict.fromkeys(unknown)),
         tuple(unreadable),
     )  # fmt: skip
