@@ -26,7 +26,7 @@ from dl2d.learning.promotion_gate import (
     too_little_to_compare,
 )
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.split_of_recorded_days import Case, Split, split_history
+from dl2d.learning.split_of_recorded_days import Case, Split, split_history, too_large_in_words
 from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
@@ -130,7 +130,7 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint) ->
     trained_on = {*learned_days(parent), *(day.name for day in split.trained_on)}
     too_little = too_little_to_compare(
         _cases(split, is_site=is_site),
-        _gate_settings(settings, split, 0.0, _not_counted(trained_on, "training takes")),
+        _gate_settings(settings, split, 0.0, _not_counted(trained_on, "training takes", split if is_site else None)),
     )
     return "" if too_little is None else too_little.reason
 
@@ -149,7 +149,7 @@ def on_trial(
     if margin is None:
         margin = settings.learning.gate_site_margin if is_site else 0.0
     cases: tuple[TrialCase, ...] = ()
-    assumed = ""
+    remarks = ""
     if problem:
         verdict = Verdict(passed=False, reason=problem)
     elif candidate.digest == current.digest:
@@ -164,13 +164,17 @@ def on_trial(
             load_placement(settings.placement),
             costs=split.costs,
             rules=guard_rules(settings),
-            settings=_gate_settings(settings, split, margin, _not_counted(days, "it was trained on")),
+            settings=_gate_settings(
+                settings, split, margin, _not_counted(days, "it was trained on", split if is_site else None)
+            ),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
         cases, verdict = compared.cases, compared.verdict
+        if is_site and split.too_large:
+            remarks = f", without {too_large_in_words(split.too_large)}"
         if compared.assumed:
-            assumed = (
+            remarks += (
                 f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
                 + ("" if verdict.passed else ", which mode canary would measure")
             )
@@ -185,7 +189,7 @@ def on_trial(
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if is_site and not problem else "") + assumed,
+        reason=verdict.reason + (f", {_against(current)}" if is_site and not problem else "") + remarks,
     )
 
 
@@ -204,10 +208,14 @@ def _gate_settings(settings: Settings, split: Split, margin: float, not_counted:
     )
 
 
-def _not_counted(trained_on: Collection[str], why: str) -> str:
-    """Which recorded days and jobs a comparison leaves out, in words; ``why`` completes "days that ..."."""
-    days = f"{counted(len(trained_on), 'day')} that {why} and " if trained_on else ""
-    return f"{days}jobs that did not end do not count"
+def _not_counted(trained_on: Collection[str], why: str, site: Split | None) -> str:
+    """Which recorded days and jobs a comparison leaves out, in words; ``why`` completes "days that ...".
+
+    ``site`` is what a comparison with the site's scheduler is made on; None for another comparison.
+    """
+    days = [f"{counted(len(trained_on), 'day')} that {why}"] if trained_on else []
+    jobs = [too_large_in_words(site.too_large)] if site is not None and site.too_large else []
+    return f"{'; '.join([*days, *jobs])} and jobs that did not end do not count".removeprefix(" and ")
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:
@@ -227,7 +235,7 @@ def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell
         return None
     fallback = Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
     trial = on_trial(settings, name, split, fallback, Side(SITE_SCHEDULER, None), tell=tell, margin=0.0)
-    verdict = trial.reason.removesuffix(f", {_against(Side(SITE_SCHEDULER, None))}")
+    verdict = trial.reason.replace(f", {_against(Side(SITE_SCHEDULER, None))}", "")
     reason = f"fallback {fallback.digest} in place of version {live.digest[:DIGITS]} while that was live: "
     return replace(trial, current=live.digest, reason=reason + verdict)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.cluster import NodeState
-from dl2d.core.history_for_simulation import History, RecordedSizes
-from dl2d.core.jobs import NOTHING, Architecture, Job, JobRequest, JobState, Owner
+from dl2d.core.history_for_simulation import History, RecordedSizes, Sight
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
@@ -62,10 +63,12 @@ class Day:
     #: Seconds since 1970; 0 for a day that was put together.
     begin: float
     jobs: tuple[DayJob, ...]
-    #: What each node offered dl2d.
+    #: What each node offered dl2d at most times of the day.
     nodes: tuple[Resources, ...]
     #: Policies that decided on this day.
     policies: frozenset[str] = frozenset()
+    #: Times, as ``DayJob.at``, of the jobs that are left out since they do not fit these nodes.
+    too_large: tuple[float, ...] = ()
 
     def includes(self, at: float) -> bool:
         """Whether a time, in seconds since 1970, is on this day."""
@@ -96,7 +99,7 @@ def days_of(history: History) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
     Left out are days of which half or less was recorded, jobs of kinds that never showed a speed, those that ended
-    before they trained, and those that would not fit the nodes of their day.
+    before they trained, and those that would not fit the nodes of their day, which may leave a day without jobs.
     """
     first = int(history.begin // DAY_SECONDS)
     days, recorded = [], _recorded_seconds(history)
@@ -104,7 +107,7 @@ def days_of(history: History) -> tuple[Day, ...]:
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)
-        if day is not None and day.submitted and recorded.get(number, 0.0) > DAY_SECONDS / 2:
+        if day is not None and (day.submitted or day.too_large) and recorded.get(number, 0.0) > DAY_SECONDS / 2:
             days.append(day)
     return tuple(days)
 
@@ -123,21 +126,56 @@ def _recorded_seconds(history: History) -> Mapping[int, float]:
 def period_of(history: History, begin: float, end: float) -> Day | None:
     """All that came from the beginning of a day up to the end of that or a later one, as one long day.
 
-    Its nodes are those of the first day. Left out is what ``days_of`` leaves out; None where nobody saw the nodes.
+    Its nodes are those of the first day. Left out is what ``days_of`` leaves out, and each job that was recorded with a
+    size that does not fit these nodes: the site's scheduler could not be replayed. None where nobody saw the nodes.
     """
-    return _between(history, begin, end, "the recorded days")
+    return _between(history, begin, end, "the recorded days", as_recorded=True)
 
 
-def _between(history: History, begin: float, end: float, name: str) -> Day | None:
+def _between(history: History, begin: float, end: float, name: str, *, as_recorded: bool = False) -> Day | None:
     """What came between two times; None where nobody saw the nodes on the first day."""
     sights = [sight for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
     if not sights:
         return None
     known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
-    nodes = tuple(node.capacity.minus(node.used) for node in sights[0].nodes if node.state is NodeState.UP)
-    found = (_day_job(job, begin, end, history) for job in history.jobs if TrainingKind.of(job.request) in known)
-    jobs = tuple(job for job in found if job is not None and _fits(job.request, nodes))
-    return Day(name=name, begin=begin, jobs=jobs, nodes=nodes, policies=frozenset(each.policy for each in sights))
+    nodes = _offered(sights)
+    jobs, too_large = [], []
+    for job in history.jobs:
+        found = _day_job(job, begin, end, history) if TrainingKind.of(job.request) in known else None
+        if found is not None:
+            sizes = {size for _, size in history.sizes.get(job.key, ())} if as_recorded else set()
+            if _fits(job.request, nodes) and all(_size_fits(job.request, size, nodes) for size in sizes):
+                jobs.append(found)
+            elif found.at > 0:
+                too_large.append(found.at)
+    policies = frozenset(each.policy for each in sights)
+    return Day(
+        name=name, begin=begin, jobs=tuple(jobs), nodes=nodes, policies=policies, too_large=tuple(too_large)
+    )  # fmt: skip
+
+
+def _offered(sights: Sequence[Sight]) -> tuple[Resources, ...]:
+    """What each node offered: the median over the sights of each resource, without nodes that then offered nothing.
+
+    One sight may be of an hour in which nodes are drained, or held by others, as every night.
+    """
+    seen: dict[str, list[Resources]] = defaultdict(list)
+    for sight in sights:
+        for node in sight.nodes:
+            if node.state is NodeState.UP:
+                seen[node.name].append(node.capacity.minus(node.used))
+    missing = {name: [Resources()] * (len(sights) - len(each)) for name, each in seen.items()}
+    medians = (_median([*each, *missing[name]]) for name, each in seen.items())
+    return tuple(node for node in medians if node.thousandths)
+
+
+def _median(amounts: Sequence[Resources]) -> Resources:
+    if len(set(amounts)) == 1:
+        return amounts[0]
+    by_resource = [dict(each.thousandths) for each in amounts]
+    names = sorted({name for each in by_resource for name in each})
+    medians = ((name, statistics.median_high([each.get(name, 0) for each in by_resource])) for name in names)
+    return Resources(tuple((name, amount) for name, amount in medians if amount))
 
 
 def resampled(days: Sequence[Day], rng: np.random.Generator) -> Day:
@@ -226,14 +264,17 @@ def _epochs_of(job: Job) -> float | None:
 
 def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
     """Whether a job's minimum size can run on empty nodes."""
-    workers = request.min_size.workers
-    if not workers or request.min_workers > MAX_TASKS or request.min_ps > MAX_TASKS:
-        return False
     ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0
-    for demand, count in ((request.worker, workers), (request.ps, ps)):
+    workers = request.min_size.workers
+    return 0 < workers <= MAX_TASKS and ps <= MAX_TASKS and _size_fits(request, Allocation(workers, ps), nodes)
+
+
+def _size_fits(request: JobRequest, size: Allocation, nodes: Sequence[Resources]) -> bool:
+    """Whether a job can run with a size on empty nodes."""
+    for demand, count in ((request.worker, size.workers), (request.ps, size.ps)):
         if sum(_room(node, demand, count) for node in nodes) < count:
             return False
-    return (request.worker * workers + request.ps * ps).fits_in(Resources.total(nodes))
+    return (request.worker * size.workers + request.ps * size.ps).fits_in(Resources.total(nodes))
 
 
 def _room(node: Resources, demand: Resources, most: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import numpy as np
 
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -89,6 +90,9 @@ class Split:
     costs: Realism
     #: What was measured of the kinds of jobs that came.
     measured: tuple[MeasuredSpeeds, ...]
+    #: Number of jobs that were submitted on the days to compare on and are not in ``period_cases``, since a size that
+    #: they were recorded with does not fit what the nodes offered at most times of the day.
+    too_large: int
 
     @property
     def held_out_times(self) -> list[tuple[float, float]]:
@@ -137,14 +141,18 @@ def split_history(
     WorkloadError
         Jobs came on less than two days, or all of them were learned from: there is nothing to train on and test with.
     """
-    days = days_of(history)
+    recorded = days_of(history)
+    days = [day for day in recorded if day.submitted]
     if len(days) < (2 if for_training else 1):
         assumed = any(job.unreported for job in history.jobs)
         left_out = "" if assumed else "; jobs of fixed size report no speeds and do not count"
+        too_large = sum(len(day.too_large) for day in recorded)
+        if too_large:
+            left_out += f"; not counted: {too_large_in_words(too_large)}"
         raise WorkloadError(
-            "", f"jobs with measured {'or assumed ' if assumed else ''}speeds were submitted on {len(days)} of the "
-            f"recorded days; at least {2 if for_training else 1} are needed (only whole days in UTC count, "
-            f"recorded for more than half of them{left_out})",
+            "", f"jobs with measured {'or assumed ' if assumed else ''}speeds{' that fit the nodes' * bool(too_large)} "
+            f"were submitted on {len(days)} of the recorded days; at least {2 if for_training else 1} are needed (only "
+            f"whole days in UTC count, recorded for more than half of them{left_out})",
             where="the twin",
         )  # fmt: skip
     unseen = [day for day in days if day.name not in learned]
@@ -178,6 +186,7 @@ def split_history(
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
         )
+    periods = list(_periods(history, held_out))
     return Split(
         trained_on=trained_on,
         held_out=held_out,
@@ -185,11 +194,19 @@ def split_history(
         validation=tuple(validation),
         cases=tuple(cases),
         period_cases=tuple(
-            _period_cases(history, held_out, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]))
+            _period_cases(history, periods, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]))
         ),
         costs=costs_of(history),
         measured=measured,
+        too_large=sum(
+            any(day.includes(whole.begin + at) for day in days) for whole, days in periods for at in whole.too_large
+        ),
     )
+
+
+def too_large_in_words(jobs: int) -> str:
+    """Jobs that are left out since they do not fit, as messages name them."""
+    return f"{counted(jobs, 'job')} larger than the nodes at most times of the day"
 
 
 def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | None:
@@ -209,22 +226,30 @@ def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | Non
     )  # fmt: skip
 
 
-def _period_cases(
-    history: History, days: Sequence[Day], speeds: Speeds, slot_seconds: float, rng: np.random.Generator
-) -> Iterator[Case]:
-    """The days as one workload, with expected speeds and then with drawn ones, and the sizes that jobs had.
+def _periods(history: History, days: Sequence[Day]) -> Iterator[tuple[Day, Sequence[Day]]]:
+    """All that came from the first of some days on as one long day, and these days.
 
     If each day were a workload of its own, the jobs of the following day would be missing in it: a policy would have
     all nodes for the last jobs of the day, while the recorded sizes are those that were left beside the next ones. For
-    the same reason nothing is thinned. Days with other nodes than the day before begin a new workload. Compared are the
-    jobs that have recorded sizes and ended in the recorded time: how long others would have taken is unknown.
+    the same reason nothing is thinned. Days with other nodes than the day before begin a new one.
     """
     periods = [tuple(group) for _, group in itertools.groupby(days, key=lambda day: sorted(day.nodes, key=str))]
     ends = [*(period[0].begin for period in periods[1:]), history.end]
     for period, end in zip(periods, ends, strict=True):
-        whole = period_of(history, period[0].begin, end)
-        if whole is None:
-            continue
+        if (whole := period_of(history, period[0].begin, end)) is not None:
+            yield whole, period
+
+
+def _period_cases(
+    history: History, periods: Iterable[tuple[Day, Sequence[Day]]], speeds: Speeds, slot_seconds: float,
+    rng: np.random.Generator,
+) -> Iterator[Case]:  # fmt: skip
+    """Each period as a workload, with expected speeds and then with drawn ones, and the sizes that jobs had.
+
+    Compared are the jobs that have recorded sizes and ended in the recorded time: how long others would have taken is
+    unknown.
+    """
+    for whole, period in periods:
         means, most = speeds.means(), 2 * _MOST_DRAWS if history.assumed else _MOST_DRAWS
         for number in range(max(2, min(most, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
             tables = speeds.draw(rng) if number else means

@@ -287,6 +287,22 @@ class TestSplit:
         assert [day.name for day in split.held_out] == [f"2025-10-{day}" for day in kept_back]
         assert len(split.trained_on) == 6 - len(kept_back)
 
+    def test_jobs_that_the_site_scheduler_could_not_start_are_not_compared(self) -> None:
+        """It would seem very slow: a job of a recorded size that does not fit gets its minimum size in a replay."""
+        jobs = [a_job(number, number * 9000.0) for number in range(1, 28)]
+        sizes = {job.key: ((MONDAY + 1.0, Allocation(8 if job.key.id == "12" else 2, 1)),) for job in jobs}
+        split = split_history(replace(a_history(*jobs), sizes=sizes), SLOT, seed=0, min_days=2, draws=1, tests=2)
+        for case in split.period_cases:
+            assert (sum(case.jobs.values()), len(case.workload.jobs)) == (17, 17)
+        assert split.too_large == 1
+        assert split.jobs == 18
+
+    def test_jobs_that_do_not_fit_are_told(self) -> None:
+        jobs = [a_job(number, number * 9000.0, min_workers=5, max_workers=8) for number in range(1, 28)]
+        with pytest.raises(WorkloadError, match="speeds that fit the nodes were submitted on 0 of the") as raised:
+            split_history(a_history(*jobs), SLOT, seed=0)
+        assert "do not count; not counted: 27 jobs larger than the nodes at most times of the day" in str(raised.value)
+
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
             split_history(a_history(a_job(1, 1.0)), SLOT, seed=0)

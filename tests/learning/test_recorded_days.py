@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from recorded_site import MONDAY
@@ -27,9 +28,9 @@ from dl2d.core.jobs import (
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.learning.recorded_days import DAY_SECONDS, days_of, thinned
-from dl2d.testing import make_request
+from dl2d.testing import make_nodes, make_request
 
-NODE = Node("n1", Resources.of(cpu=8, gpu=4))
+NODE, OTHER = (Node(name, Resources.of(cpu=8, gpu=4)) for name in ("n1", "n2"))
 
 
 def a_request(**changes: Any) -> JobRequest:
@@ -125,6 +126,22 @@ class TestDays:
         (day,) = days_of(a_history(a_job(1, 1.0), sights=sights_of(1, nodes)))
         assert day.nodes == (Resources.of(cpu=5, gpu=4),)
 
+    @pytest.mark.parametrize("away", [{"state": NodeState.DRAINING}, {"used": Resources.of(cpu=8, gpu=4)}, None])
+    def test_nodes_are_there_as_at_most_times_of_the_day(self, away: dict[str, Any] | None) -> None:
+        """Nodes that are drained, held by others or not listed around midnight were away for the whole day."""
+        gone = () if away is None else (msgspec.structs.replace(OTHER, **away),)
+
+        def nodes(hours: int) -> tuple[Resources, ...]:
+            sights = tuple(
+                replace(sight, nodes=(NODE, *gone)) if hour < hours else sight
+                for hour, sight in enumerate(sights_of(1, (NODE, OTHER)))
+            )
+            (day,) = days_of(a_history(a_job(1, 1.0), sights=sights))
+            return day.nodes
+
+        assert nodes(11) == (NODE.capacity, OTHER.capacity)
+        assert nodes(13) == (NODE.capacity,)
+
     def test_jobs_that_nothing_is_known_of_or_that_fit_nowhere_are_left_out(self) -> None:
         jobs = (
             a_job(1, 1.0),
@@ -135,6 +152,7 @@ class TestDays:
         )
         (day,) = days_of(a_history(*jobs))
         assert [job.at for job in day.jobs] == [1.0]
+        assert day.too_large == (3.0, 4.0, 5.0)
 
     def test_a_day_that_is_not_over_is_none_yet(self) -> None:
         history = a_history(a_job(1, 1.0), a_job(2, 2 * DAY_SECONDS + 1.0))
@@ -160,7 +178,7 @@ class TestDays:
 
 def test_a_thinned_day_is_that_of_a_smaller_site() -> None:
     history = a_history(*(a_job(number, number * 20.0) for number in range(1, 401)),
-                        sights=sights_of(1, (NODE,) * 40))  # fmt: skip
+                        sights=sights_of(1, make_nodes(40, cpu=8, gpu=4)))  # fmt: skip
     (day,) = days_of(history)
     small = thinned(day, 100, np.random.default_rng(1))
     assert 70 <= len(small.jobs) <= 130
