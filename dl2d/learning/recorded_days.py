@@ -266,11 +266,13 @@ def _fits(request: JobRequest, nodes: Sequence[Resources]) -> bool:
     """Whether a job's minimum size can run on empty nodes."""
     ps = max(request.min_ps, 1) if request.architecture is Architecture.PS else 0
     workers = request.min_size.workers
-    return 0 < workers <= MAX_TASKS and ps <= MAX_TASKS and _size_fits(request, Allocation(workers, ps), nodes)
+    return bool(workers) and _size_fits(request, Allocation(workers, ps), nodes)
 
 
 def _size_fits(request: JobRequest, size: Allocation, nodes: Sequence[Resources]) -> bool:
-    """Whether a job can run with a size on empty nodes."""
+    """Whether a job can run with a size on empty nodes; no replay has more than ``MAX_TASKS`` tasks of a role."""
+    if max(size) > MAX_TASKS:
+        return False
     for demand, count in ((request.worker, size.workers), (request.ps, size.ps)):
         if sum(_room(node, demand, count) for node in nodes) < count:
             return False

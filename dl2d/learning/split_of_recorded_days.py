@@ -30,6 +30,7 @@ from dl2d.learning.recorded_days import (
 )
 from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism
+from dl2d.simulation.speeds.speed_models import MAX_TASKS
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
@@ -206,7 +207,7 @@ def split_history(
 
 def too_large_in_words(jobs: int) -> str:
     """Jobs that are left out since they do not fit, as messages name them."""
-    return f"{counted(jobs, 'job')} larger than the nodes at most times of the day"
+    return f"{counted(jobs, 'job')} larger than the nodes at most times of the day, or than {MAX_TASKS} tasks"
 
 
 def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | None:

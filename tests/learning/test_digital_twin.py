@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from learning.test_recorded_days import SEEN, a_history, a_job, a_request, measured, sights_of
 from recorded_site import MONDAY, a_site, record
 
+from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobState
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import RuntimePlan
+from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import DAY_SECONDS, days_of, resampled
 from dl2d.learning.split_of_recorded_days import split_history
@@ -296,6 +298,16 @@ class TestSplit:
             assert (sum(case.jobs.values()), len(case.workload.jobs)) == (17, 17)
         assert split.too_large == 1
         assert split.jobs == 18
+
+    def test_jobs_of_very_many_tasks_are_left_out(self) -> None:
+        """A replay of them ended with a traceback."""
+        jobs = [replace(a_job(number, number * 9000.0, max_workers=1001), static=True) for number in range(1, 28)]
+        sizes = {job.key: ((MONDAY + 1.0, Allocation(1001 if job.key.id == "12" else 2, 1)),) for job in jobs}
+        large = sights_of(3, (Node("n1", Resources.of(cpu=9999, gpu=9999)),))
+        history = with_assumed_speeds(replace(a_history(*jobs, sights=large, speeds=()), sizes=sizes))
+        split = split_history(history, SLOT, seed=0, min_days=2, draws=1, tests=2)
+        assert sum(split.period_cases[0].jobs.values()) == 17
+        assert split.too_large == 1
 
     def test_jobs_that_do_not_fit_are_told(self) -> None:
         jobs = [a_job(number, number * 9000.0, min_workers=5, max_workers=8) for number in range(1, 28)]
