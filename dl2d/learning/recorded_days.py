@@ -251,8 +251,10 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
 
 
 def _epochs_of(job: Job) -> float | None:
-    """How many epochs a job really takes, whatever its user declared; None for one that ended before it trained."""
+    """How many epochs a job really takes, whatever its user declared; None if it never trained, or nobody knows."""
     done, declared = job.progress.epoch, job.request.epochs
+    if job.state is JobState.FINISHED and job.unreported and done <= 0:  # declared is its time limit
+        return None if job.started_at is None else _MIN_EPOCHS
     if job.state is JobState.FINISHED:
         return max(done, _MIN_EPOCHS) if done > 0 else declared
     if job.state.ended:

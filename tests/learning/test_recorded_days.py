@@ -104,10 +104,12 @@ class TestDays:
             # What these declared is their time limit.
             replace(a_job(6, 6.0, epoch=2.0, state=JobState.RUNNING), static=True),
             replace(a_job(7, 7.0, epoch=6.0, state=JobState.RUNNING), static=True),
+            replace(a_job(8, 8.0, epoch=0.0), static=True, started_at=MONDAY + 8.0),  # ended as soon as it had begun
+            replace(a_job(9, 9.0, epoch=0.0), static=True),  # nobody knows when it began
         )
         (day,) = days_of(a_history(*jobs))
         assert [(job.at, job.epochs) for job in day.jobs] == [(1.0, 10.0), (2.0, 4.0), (4.0, 10.0), (5.0, 22.0),
-                                                             (6.0, 4.0), (7.0, 10.0)]  # fmt: skip
+                                                             (6.0, 4.0), (7.0, 10.0), (8.0, 1e-6)]  # fmt: skip
 
     @pytest.mark.parametrize("asked", [NOTHING, Allocation(2, 0)])
     def test_jobs_of_fixed_size_ask_for_the_size_that_they_had(self, asked: Allocation) -> None:
