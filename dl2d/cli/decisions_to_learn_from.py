@@ -52,8 +52,12 @@ class RecordedSlots:
 
     @property
     def note(self) -> str:
-        """What was left out, and why; empty for nothing."""
-        days = [] if self.days is None else [f"not learned from: {_names(self.days)}"]
+        """What was left out, and why, or that there are no days to leave out."""
+        days = [
+            f"no days are left to compare versions on: {self.problem.removeprefix(f'{_NOT_COMPARED}: ')}"
+            if self.days is None
+            else f"not learned from: {_names(self.days)}"
+        ]
         newest = f"only the newest {counted(len(self.slots), 'slot')} with jobs were read: they list {_MAX_JOBS:,} jobs"
         return "; ".join([*days, *([newest] if self.jobs_limit_reached else [])])
 

@@ -140,7 +140,8 @@ def split_history(
     Raises
     ------
     WorkloadError
-        Jobs came on less than two days, or all of them were learned from: there is nothing to train on and test with.
+        Jobs came on less than two days, all of them were learned from, or no job has ended: there is nothing to train
+        on and test with.
     """
     recorded = days_of(history)
     days = [day for day in recorded if day.submitted]
@@ -183,6 +184,11 @@ def split_history(
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None and (case := _day_case(day, small, workload, number)) is not None:
                 cases.append(case)
+    if not cases and not any(job.length_known for day in held_out for job in day.jobs):
+        raise WorkloadError(
+            "", "none of the jobs that were submitted on the recorded days has ended yet, so there are no completion "
+            "times to compare; record until some have", where="the twin",
+        )  # fmt: skip
     if not cases or (for_training and not (training and validation)):
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"

@@ -315,6 +315,11 @@ class TestSplit:
             split_history(a_history(*jobs), SLOT, seed=0)
         assert "do not count; not counted: 27 jobs larger than the nodes at most times of the day" in str(raised.value)
 
+    def test_jobs_of_which_none_has_ended_have_no_completion_times(self) -> None:
+        jobs = [a_job(number, number * 9000.0, state=JobState.RUNNING) for number in range(1, 28)]
+        with pytest.raises(WorkloadError, match="none of the jobs that were submitted on the recorded days has ended"):
+            split_history(a_history(*jobs), SLOT, seed=0)
+
     def test_a_day_alone_is_too_little(self) -> None:
         with pytest.raises(WorkloadError, match="were submitted on 1 of the recorded days; at least 2 are needed"):
             split_history(a_history(a_job(1, 1.0)), SLOT, seed=0)
