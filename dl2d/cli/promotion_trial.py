@@ -171,9 +171,10 @@ def on_trial(
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
         cases, verdict = compared.cases, compared.verdict
-        if is_site and split.too_large:
-            remarks = f", without {too_large_in_words(split.too_large)}"
-        if compared.assumed:
+        if cases and is_site:
+            remarks = f", {_against(current)}"
+            remarks += f", without {too_large_in_words(split.too_large)}" if split.too_large else ""
+        if cases and compared.assumed:
             remarks += (
                 f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
                 + ("" if verdict.passed else ", which mode canary would measure")
@@ -189,7 +190,7 @@ def on_trial(
         low=verdict.low,
         high=verdict.high,
         passed=verdict.passed,
-        reason=verdict.reason + (f", {_against(current)}" if is_site and not problem else "") + remarks,
+        reason=verdict.reason + remarks,
     )
 
 

@@ -6,18 +6,24 @@ import re
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from free_ports import free_port
+from learning.test_recorded_days import a_history, a_job
+from recorded_site import MONDAY
 
 from dl2d.cli import promotion_trial, trained_policy_replay
 from dl2d.config.settings import load_settings
-from dl2d.core.policy_registry import Trial, VersionState
+from dl2d.core.jobs import Allocation
+from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, VersionState
+from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
+from dl2d.policies.drf import Drf
 from dl2d.store.sql_store import SqlStore
 
 
@@ -45,6 +51,29 @@ def checkpoint(folder: Path, number: int) -> Path:
     made = Checkpoint(policy="dl2", weights={**base.weights, "scorer": scorer}, settings=base.settings, training={})
     write_checkpoint(made, folder / f"c{number}")
     return folder / f"c{number}"
+
+
+def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None:
+    """Also what is left out of it is told."""
+    days, jobs = 3, [a_job(number, number * 9000.0) for number in range(1, 28)]
+    sizes = {job.key: ((MONDAY + 1.0, Allocation(8 if job.key.id == "12" else 2, 1)),) for job in jobs}
+    history = replace(a_history(*jobs), sizes=sizes)
+    split = split_history(history, 1200.0, seed=0, min_days=days, draws=1, tests=2, for_training=False)
+    settings = load_settings(config)
+
+    def reason(min_jobs: int) -> str:
+        learning = settings.learning.model_copy(update={"gate_min_jobs": min_jobs})
+        trial = promotion_trial.on_trial(
+            settings.model_copy(update={"learning": learning}), "drf", split, promotion_trial.Side("other", Drf()),
+            promotion_trial.Side(SITE_SCHEDULER, None), tell=lambda *_, **__: None,
+        )  # fmt: skip
+        return trial.reason
+
+    too_large = "1 job larger than the nodes at most times of the day, or than 1000 tasks"
+    assert reason(30).endswith(f" are needed ({too_large} and jobs that did not end do not count)")
+    assert reason(10).endswith(
+        f" with 26 jobs, compared with the site's scheduler (its recorded sizes), without {too_large}"
+    )
 
 
 def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) -> None:
