@@ -69,6 +69,11 @@ def test_each_question_has_an_answer(filled: Connection, number: int, query: str
     assert all(any(value is not None for value in row) for row in rows)
 
 
+def test_only_gpu_hours_depend_on_what_a_site_calls_its_gpus() -> None:
+    """How busy the cluster is had no answer where they are called otherwise."""
+    assert [number for number, _, query in QUESTIONS if "'gpu'" in query] == []
+
+
 def test_no_question_reads_a_whole_table_for_each_row_of_another(filled: Connection) -> None:
     """On a month of many jobs that would take minutes: of the tables that are joined, all but one are searched."""
     if filled.dialect.name != "sqlite":
