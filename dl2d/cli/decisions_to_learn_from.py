@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
+from dl2d.tick.observe_mode_decision import OBSERVED
 
 #: Jobs, summed over slots, after which no older slot is read: in memory each takes about 3 KiB.
 _MAX_JOBS: Final = 500_000
@@ -60,6 +62,16 @@ class RecordedSlots:
         ]
         newest = f"only the newest {counted(len(self.slots), 'slot')} with jobs were read: they list {_MAX_JOBS:,} jobs"
         return "; ".join([*days, *([newest] if self.jobs_limit_reached else [])])
+
+    @property
+    def deciders(self) -> list[str]:
+        """A line that says who decided how many of the slots, if that was more than one."""
+        counts = Counter(each.decision.policy for each in self.slots).most_common()
+        if len(counts) < 2:
+            return []
+        shares = ", ".join(f"{number} by {_scheduler(name)}" for name, number in counts)
+        decided = shares.replace(" by ", " were decided by ", 1)
+        return [f"of the slots learned from {decided}; --policy NAME takes those of one"]
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -117,6 +129,10 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
         limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,
     )  # fmt: skip
+
+
+def _scheduler(policy: str) -> str:
+    return f"the site's scheduler ({policy})" if policy == OBSERVED else policy
 
 
 def _names(days: Split) -> str:

@@ -84,6 +84,7 @@ def train_dl2_supervised(
     not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
     lines = [
         f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}",
+        *recorded.deciders,
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),

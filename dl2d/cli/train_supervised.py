@@ -120,6 +120,7 @@ def supervised(
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from",
+        *recorded.deciders,
         *comparison_lines(found.comparison, found.yardstick),
         f"a policy from this checkpoint takes {acting}",
         range_in_words(checkpoint.training),

@@ -292,6 +292,19 @@ def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: p
     assert newest.note == f"{every.note}; only the newest {count} slots with jobs were read: they list 10 jobs"
 
 
+def test_several_schedulers_are_told(site: Path) -> None:
+    recorded = recorded_slots(site_settings(site, None), 2000, None, 0)
+    assert recorded.deciders == []
+    by_site = [
+        replace(each, decision=replace(each.decision, policy="observed")) if number < 2 else each
+        for number, each in enumerate(recorded.slots)
+    ]
+    (line,) = replace(recorded, slots=by_site).deciders
+    assert line.startswith(
+        f"of the slots learned from {len(by_site) - 2} were decided by drf, 2 by the site's scheduler (observed); "
+    )
+
+
 @pytest.mark.parametrize(("differing", "said"), [(0.0, []), (0.2, ["drf"])])
 def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_than_who_gave_them(
     differing: float, said: list[str]
