@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dl2d.cli.options import reading
+from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
+from dl2d.core.store import Slot
 from dl2d.daemon.policy_versions.active_version import nodes_and_requests
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import Recording
@@ -89,13 +91,14 @@ class RecordedSlots:
         return replace(checkpoint, training={**checkpoint.training, "days": days})
 
 
-def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int) -> RecordedSlots:
+def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int, *, tell: Tell) -> RecordedSlots:
     """The newest slots with jobs outside the days on which versions are compared, of one policy or of all.
 
     No more than ``limit`` slots are read, however many are left out, and none after ``_MAX_JOBS`` jobs. Raises
     ``RequestError`` where there are none.
     """
     placement = load_placement(settings.placement)
+    tell("recorded days are read", 0, 1)
     with reading(settings) as store:
         try:
             days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
@@ -104,10 +107,12 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
             days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
         outside = () if days is None else days.held_out_times
         listed = store.slots(limit=limit, policy=policy, outside=outside, with_jobs=True)
-        found, jobs = [], 0
+        found: list[Slot] = []
+        jobs = 0
         for each in listed:
             if jobs >= _MAX_JOBS:
                 break
+            tell("recorded slots read", len(found), len(listed))
             if (slot := store.slot(each.number)) is not None:
                 found.append(slot)
                 jobs += len(slot.snapshot.jobs)

@@ -83,7 +83,8 @@ def supervised(
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
 
         site = site_settings(config, store)
-        recorded = recorded_slots(site, slots, policy, seed)
+        with interruptible(lambda: "nothing was written"), progress_bars() as display:
+            recorded = recorded_slots(site, slots, policy, seed, tell=show_on_bar(display, "reading the store"))
         train_dl2_supervised(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
@@ -95,9 +96,9 @@ def supervised(
         Settings(), supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
     )  # fmt: skip
     with interruptible(lambda: "nothing was written"), progress_bars() as display:
-        show = show_on_bar(display, "looking on")
+        show = show_on_bar(display, "reading the store")
         site = site_settings(config, store)
-        recorded = recorded_slots(site, slots, policy, seed)
+        recorded = recorded_slots(site, slots, policy, seed, tell=show)
         with recorded.explained():
             found = learning.imitate_recordings(
                 recorded.slots, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,

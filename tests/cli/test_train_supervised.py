@@ -277,10 +277,19 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
 
 
 def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = site_settings(site, None)
-    every = recorded_slots(settings, 2000, None, 0)
+    settings, progress = site_settings(site, None), list[tuple[str, int, int]]()
+
+    def told(what: str, done: int, total: int, note: str = "") -> None:
+        del note
+        progress.append((what, done, total))
+
+    every = recorded_slots(settings, 2000, None, 0, tell=told)
+    count = len(every.slots)
+    assert progress == [
+        ("recorded days are read", 0, 1), *(("recorded slots read", number, count) for number in range(count))
+    ]  # fmt: skip
     monkeypatch.setattr(decisions_to_learn_from, "_MAX_JOBS", 10)
-    newest = recorded_slots(settings, 2000, None, 0)
+    newest = recorded_slots(settings, 2000, None, 0, tell=told)
     count = len(newest.slots)
     assert [each.snapshot for each in newest.slots] == [each.snapshot for each in every.slots[-count:]]
     jobs = [len(each.snapshot.jobs) for each in newest.slots]
@@ -293,7 +302,7 @@ def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: p
 
 
 def test_several_schedulers_are_told(site: Path) -> None:
-    recorded = recorded_slots(site_settings(site, None), 2000, None, 0)
+    recorded = recorded_slots(site_settings(site, None), 2000, None, 0, tell=lambda *_, **__: None)
     assert recorded.deciders == []
     by_site = [
         replace(each, decision=replace(each.decision, policy="observed")) if number < 2 else each
