@@ -16,19 +16,22 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _FEW_TASKS: Final = 0.1
+#: Part of the tasks by which a network that differs more than the better of the simple deciders is clearly worse.
+_CLEARLY_WORSE: Final = 0.2
 #: Part of the tasks that is printed as 0.0 %.
 _NO_TASKS: Final = 0.0005
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
-    """Why a network that differs from the recorded scheduler more than both simple deciders is refused; else empty."""
-    simple = (yardstick.as_before.differing, yardstick.drf.differing)
-    if trained.differing <= max(*simple, _FEW_TASKS):
-        return ""
-    return (
-        f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, more than every job at its size as "
-        f"before ({simple[0]:.1%}) and than drf ({simple[1]:.1%})"
-    )
+    """Why a network is refused that is worse than both simple deciders, or clearly worse than one; else empty."""
+    as_before, drf = yardstick.as_before.differing, yardstick.drf.differing
+    differs = f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, "
+    if trained.differing > max(as_before, drf, _FEW_TASKS):
+        return f"{differs}more than every job at its size as before ({as_before:.1%}) and than drf ({drf:.1%})"
+    if trained.differing > min(as_before, drf) + _CLEARLY_WORSE:
+        better = f"every job at its size as before ({as_before:.1%})" if as_before <= drf else f"drf ({drf:.1%})"
+        return f"{differs}clearly more than {better}"
+    return ""
 
 
 def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:

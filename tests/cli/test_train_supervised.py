@@ -17,7 +17,7 @@ from recorded_site import BUSY_DAYS, record
 from dl2d.cli import decisions_to_learn_from, promotion_trial
 from dl2d.cli.decisions_to_learn_from import recorded_slots
 from dl2d.cli.train_options import site_settings
-from dl2d.cli.train_supervised_report import comparison_lines, not_better_than
+from dl2d.cli.train_supervised_report import comparison_lines, imitation_problem, not_better_than
 from dl2d.cli.trained_policy_replay import replay_line
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
@@ -323,6 +323,27 @@ def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_tha
     trained = replace(drf, differing=differing)
     assert not_better_than(trained, yardstick) == said
     assert any("not better than" in line for line in comparison_lines(trained, yardstick)) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("differing", "as_before", "drf", "why"),
+    [
+        (0.688, 0.130, 2.439, "68.8% of tasks, clearly more than every job at its size as before (13.0%)"),
+        (0.5, 0.6, 0.1, "50.0% of tasks, clearly more than drf (10.0%)"),
+        (0.4, 0.35, 0.3, "40.0% of tasks, more than every job at its size as before (35.0%) and than drf (30.0%)"),
+        (0.4, 0.35, 0.5, ""),
+        (0.15, 0.3, 0.0, ""),  # it is drf that was recorded
+        (0.09, 0.0, 0.05, ""),
+    ],
+)
+def test_a_network_that_is_clearly_worse_than_a_simple_decider_is_refused(
+    differing: float, as_before: float, drf: float, why: str
+) -> None:
+    """Also where the other one is worse still."""
+    trained = SizeComparison(slots=9, jobs=40, same=0.5, differing=differing, started=4, started_same=1.0)
+    yardstick = Yardstick(as_before=replace(trained, differing=as_before), drf=replace(trained, differing=drf))
+    problem = imitation_problem(trained, yardstick)
+    assert problem == (why and f"differs from the recorded scheduler in {why}")
 
 
 def test_one_of_a_kind_is_told_in_the_singular_and_nodes_are_whole() -> None:
