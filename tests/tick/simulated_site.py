@@ -133,6 +133,8 @@ class FaultyManager(ScriptedManager):
         self._absent_before: Counter[str] = Counter()
         #: Jobs that carry a mark of ours and are not ours.
         self.forged: set[RmIdentity] = set()
+        #: Tasks that were requeued, with their new submit time.
+        self.requeued: set[RmIdentity] = set()
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         listing = super().listing(ended_since, tasks)
@@ -201,7 +203,9 @@ class FaultyManager(ScriptedManager):
         tasks = [job for job in self.tasks() if job.state is RmJobState.RUNNING]
         if tasks and happens(0.03):
             job = self._draw.choice(tasks)
-            self.put(structs.replace(job, submitted=max(now, job.submitted) + 1), self._entries[job.handle].held)
+            requeued = structs.replace(job, submitted=max(now, job.submitted) + 1)
+            self.put(requeued, self._entries[job.handle].held)
+            self.requeued.add(requeued.identity)
         if tasks and happens(0.1):
             self._forge(self._draw.choice(tasks))
         if happens(0.3):
@@ -447,6 +451,8 @@ class Site:
         before, resized, last = self.healthy(), dict(self.store.resized), daemon.state.slot_decision
         report = daemon.tick()
         self.check(before)
+        if report is not None and self.leader is daemon:
+            self.check_moves(report)
         if report is None:  # a tick that crashes may be the only one that saw the end of a task that had to leave
             self.store.resized.clear()
         exact = not (self.clocks_wrong or self.standing or self.outages)
@@ -575,22 +581,41 @@ class Site:
         alive = {job.identity for job in ours}
         for identity in before & alive:
             task = self.store.ended.get(identity.tag)
-            assert task is None, f"{identity} was healthy and counts as ended: {task}"
+            # The first listing with a task may show it as it was before it was requeued, and the next one that it was.
+            requeued = (
+                task is not None and identity in self.manager.requeued and 0 < task.submitted < identity.submitted
+            )
+            assert task is None or requeued, f"{identity} was healthy and counts as ended: {task}"
         for node in self.manager.nodes:
             assert node.used.fits_in(node.capacity), node
         jobs = {job.key: job for job in self.store.jobs(live=False)}
         tasks = self.store.tasks(live=True)
         for key, job in jobs.items():
             roles = Counter(task.role for task in tasks if task.job == key and task.state.wanted)
-            # A task that is moved has its replacement beside it for a while.
-            assert roles[Role.WORKER] <= job.request.max_workers + 1, f"{key} has too many workers"
-            assert roles[Role.PS] <= job.request.max_ps + 1, f"{key} has too many PSs"
+            # A task that is moved has its replacement beside it for a while (``check_moves``).
+            assert roles[Role.WORKER] <= 2 * job.request.max_workers, f"{key} has too many workers"
+            assert roles[Role.PS] <= 2 * job.request.max_ps, f"{key} has too many PSs"
         self.check_limits(jobs, tasks)
         # Tasks of floors move off claimed nodes, however many were started.
         if self.rules.churn and not (self.clocks_wrong or self.outages or self.claims):
             # A start counts from the listing that its tick began with, however long the tick took.
             times = [at for at in self.store.growth.values() if at > self.world.now - _SLOT_SECONDS]
             assert len(times) <= self.rules.churn, f"{len(times)} starts in a slot"
+
+    def check_moves(self, report: Report) -> None:
+        """Beyond its maximum a job has only replacements that the last tick asked for: each tick ends earlier moves.
+
+        Tasks of a job whose coordinator is silent stay, and after an incomplete listing those of all jobs do.
+        """
+        if report.incomplete:
+            return
+        moved = Counter((move.job, start.role) for _, move, start in report.plan.replacements())
+        wanted = Counter((task.job, task.role) for task in self.store.tasks(live=True) if task.state.wanted)
+        for job in report.snapshot.jobs:
+            for role in (Role.WORKER, Role.PS) if job.key not in report.snapshot.silent else ():
+                group = job.key, role
+                most = job.request.max_size.count(role) + moved[group]
+                assert wanted[group] <= most, f"{group} has {wanted[group]} tasks, {moved[group]} of them replacements"
 
     def check_limits(self, jobs: Any, tasks: Sequence[Task]) -> None:
         """No limit is exceeded by tasks that run or were asked for, those that leave included; floors are harder."""

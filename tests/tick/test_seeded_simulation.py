@@ -58,6 +58,10 @@ def test_jobs_of_others_that_wait_for_room_break_no_rule_either() -> None:
     assert happened["claims started"] > 20
 
 
+def test_several_tasks_of_a_job_that_has_its_maximum_move_at_once() -> None:
+    assert run(256, claims=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", first(1, range(40, _SEEDS, 40)))
 def test_faults_of_any_kind_in_many_runs(begin: int) -> None:
