@@ -239,13 +239,12 @@ def test_a_process_is_ended_with_what_started_it(manager_on: Managers, pyslurm: 
         pass
 
 
-def test_a_line_too_many_is_not_taken_for_the_answer_to_the_next_job(
+def test_the_answer_for_another_job_is_not_taken_for_that_of_this_one(
     manager: SlurmManager, pyslurm: FakePyslurm
 ) -> None:
-    forged = '{"number": 1, "job_id": 4242}\\n'
-    pyslurm.behaves(f"import sys; os.write(int(sys.argv[1]), b'{forged}')")
-    assert manager.submit(task()) == "4242"
-    pyslurm.behaves("")
+    assert manager.submit(task()) == "77"
+    late = '{"number": 1, "job_id": 77}\\n'
+    pyslurm.behaves(f"import sys; os.write(int(sys.argv[1]), b'{late}')")
     with pytest.raises(Unavailable, match=r"does not say whether it has submitted|something else than a reply"):
         manager.submit(task())
 
