@@ -16,6 +16,7 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Job, JobKey, JobState, Progress
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
+from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.recorded_days import DAY_SECONDS
@@ -121,7 +122,9 @@ def _idle(snapshot: Snapshot, decision: Decision, *, until: float) -> list[tuple
     midnight = (snapshot.at // DAY_SECONDS + 1) * DAY_SECONDS
     times = np.arange(snapshot.at + 3600.0, min(midnight, until), 3600.0).tolist()
     nothing = Decision(decision.policy, decision.policy_version, (), decision.measure)
-    return [(replace(snapshot, at=at, jobs=(), tasks=()), nothing) for at in times]
+    # No job of others is recorded.
+    nodes = tuple(msgspec.structs.replace(node, used=NO_RESOURCES) for node in snapshot.nodes)
+    return [(replace(snapshot, at=at, nodes=nodes, jobs=(), tasks=()), nothing) for at in times]
 
 
 def _silent(job: Job) -> Job:

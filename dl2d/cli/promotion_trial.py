@@ -171,10 +171,11 @@ def on_trial(
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
         cases, verdict = compared.cases, compared.verdict
-        if cases and is_site:
+        was_compared = verdict.change is not None
+        if was_compared and is_site:
             remarks = f", {_against(current)}"
             remarks += f", without {too_large_in_words(split.too_large)}" if split.too_large else ""
-        if cases and compared.assumed:
+        if was_compared and compared.assumed:
             remarks += (
                 f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
                 + ("" if verdict.passed else ", which mode canary would measure")

@@ -285,8 +285,8 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
 ) -> None:
     compared: list[GateSettings] = []
 
-    verdicts = [Verdict(passed=False, reason="not surely better whatever the speeds"),
-                Verdict(passed=True, reason="it is better")]  # fmt: skip
+    verdicts = [Verdict(passed=False, reason="not surely better whatever the speeds", change=0.0, low=-0.1, high=0.1),
+                Verdict(passed=True, reason="it is better", change=-0.1, low=-0.2, high=-0.05)]  # fmt: skip
 
     def judged(*_: object, settings: GateSettings, **__: object) -> SimpleNamespace:
         compared.append(settings)
