@@ -76,7 +76,8 @@ def guard(
         ):
             found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
-            most = decided.get(job.key, job.request.max_size)
+            # More than its maximum was decided for a job whose coordinator was silent while a task was moved.
+            most = decided.get(job.key, job.request.max_size).common(job.request.max_size)
             held = entry.previous.common(_larger(most, entry.allocation))
             found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:

@@ -404,6 +404,8 @@ def test_cool_downs(wanted, up, down, expected) -> None:
         ((2, 3), (2, 3), ((2, 3), [Constraint.COOLDOWN])),
         # After a restart of the daemon: the last decision is not known, but no job may have more than its maximum.
         ((2, 5), None, ((2, 4), [Constraint.COOLDOWN])),
+        # Its coordinator was silent at the last decision, and nothing of it changed.
+        ((2, 5), (2, 5), ((2, 4), [Constraint.COOLDOWN])),
     ],
 )
 def test_the_replacement_of_a_task_that_is_moved_may_end_while_the_job_cools_down(has, last, expected) -> None:
