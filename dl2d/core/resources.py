@@ -21,8 +21,8 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
-#: Where some tasks get nodes of their own, each node has one of this resource (``dl2d.tick.whole_nodes``): such a task
-#: demands it, and any other task a small part of it, so that there is no room for it beside another task.
+#: Where some tasks get nodes of their own, each node has one of this resource, such a task demands it, and any other
+#: task a small part of it, so that there is no room for it beside another task (``tick.add_whole_node_resource``).
 WHOLE_NODE: Final = "whole-node"
 
 

@@ -21,12 +21,12 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.needlessly_waiting_jobs import jobs_with_room
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Deciders
 from dl2d.tick.tick_state import SlotDecision, TickState
+from dl2d.tick.waiting_jobs_that_fit import jobs_with_room
 
 log = structlog.get_logger()
 

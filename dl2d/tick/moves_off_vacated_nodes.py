@@ -10,7 +10,7 @@ from dl2d.core.cluster import Task
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import Resources
-from dl2d.tick.node_room_with_undo import NodeRoom
+from dl2d.tick.vacating_search_state import NodeRoom
 
 #: When so many nodes have failed (``MovesOffNodes.failed_nodes``), no further tasks are moved for a claim in a tick.
 #: The next tick begins with the nodes behind them.

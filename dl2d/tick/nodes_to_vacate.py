@@ -11,7 +11,7 @@ from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.moves_off_vacated_nodes import MovesOffNodes
-from dl2d.tick.node_room_with_undo import NodeRoom
+from dl2d.tick.vacating_search_state import NodeRoom
 
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
 MAX_FAILED_PLANNED_NODES: Final = 256

@@ -8,7 +8,7 @@ from typing import Final
 from dl2d.core.decision import Decision
 from dl2d.core.error_wording import counted
 from dl2d.core.policy import Policy
-from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
+from dl2d.tick.waiting_jobs_that_fit import NeedlessWait
 
 #: Failures are counted among this many last decisions, whether consecutive or not.
 RECENT_DECISIONS: Final = 20

@@ -21,8 +21,8 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.needlessly_waiting_jobs import startable_waiting_jobs
 from dl2d.tick.place.place import place
+from dl2d.tick.waiting_jobs_that_fit import startable_waiting_jobs
 
 #: Number of slots that are simulated. A job may be left waiting in the first, since some policies choose at random.
 _SLOTS: Final = 2

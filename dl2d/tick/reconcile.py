@@ -20,6 +20,7 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
+from dl2d.tick.add_whole_node_resource import with_whole_nodes
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
 from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tasks
@@ -34,7 +35,6 @@ from dl2d.tick.task_matching import Matches, match_listing
 from dl2d.tick.task_time_in_state import StateSince, elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
-from dl2d.tick.whole_nodes import with_whole_nodes
 
 log = structlog.get_logger()
 

@@ -16,7 +16,6 @@ from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
 from dl2d.tick.make_room_in_limits import make_room_in_limits
-from dl2d.tick.needlessly_waiting_jobs import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observe_mode_decision import observed_decision
 from dl2d.tick.place.place import place
@@ -29,6 +28,7 @@ from dl2d.tick.shared_limits import left_by_site_limits, limits_for_policies
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
+from dl2d.tick.waiting_jobs_that_fit import NeedlessWait, startable_waiting_jobs
 
 
 def tick(context: Context, state: TickState) -> tuple[TickState, Report]:

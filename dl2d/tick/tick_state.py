@@ -9,10 +9,10 @@ from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.tick.make_room_in_limits import LimitHistory
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing
-from dl2d.tick.needlessly_waiting_jobs import NeedlessWait
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.task_time_in_state import StateSince
 from dl2d.tick.vacating_history import ClaimHistory
+from dl2d.tick.waiting_jobs_that_fit import NeedlessWait
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
-from dl2d.tick.node_room_with_undo import NodeRoom
 from dl2d.tick.nodes_to_vacate import NodeSearch, SearchResult
 from dl2d.tick.vacating_history import (
     ClaimHistory,
@@ -53,6 +52,7 @@ from dl2d.tick.vacating_history import (
     VacatedNode,
     nodes_of_claims,
 )
+from dl2d.tick.vacating_search_state import NodeRoom
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED: Final = 64

@@ -35,11 +35,11 @@ from dl2d.policies.tetris import Tetris
 from dl2d.testing import make_job, make_nodes
 from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
-from dl2d.tick.needlessly_waiting_jobs import jobs_with_room
 from dl2d.tick.place.place import place
 from dl2d.tick.resize_guard_limits import guard
 from dl2d.tick.shared_limits import limits_for_policies
 from dl2d.tick.tick_context import Deciders, GuardRules
+from dl2d.tick.waiting_jobs_that_fit import jobs_with_room
 
 POLICIES: dict[str, Policy] = {
     "fifo": Fifo(),

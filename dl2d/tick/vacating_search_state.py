@@ -1,4 +1,4 @@
-"""Room on nodes while they are vacated for one claim after the other, with changes that can be undone. Pure."""
+"""State of the search for nodes to vacate: room on each node and tasks that may leave, with undo. Pure."""
 
 from __future__ import annotations
 

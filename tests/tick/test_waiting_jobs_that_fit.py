@@ -21,8 +21,8 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.testing import make_nodes
-from dl2d.tick.needlessly_waiting_jobs import jobs_with_room, startable_waiting_jobs
 from dl2d.tick.tick_context import GuardRules
+from dl2d.tick.waiting_jobs_that_fit import jobs_with_room, startable_waiting_jobs
 
 
 def test_jobs_that_wait_beside_room_are_seen_and_after_a_while_the_fallback_starts_them(build) -> None:
