@@ -30,7 +30,6 @@ _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
 #: Maximum number of job ids in one call, well below the limit on the length of a command line.
 MAX_IDS: Final = 500
-_JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 #: Names of environment variables that shells can set.
 VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Of a user as slurm.conf is shown: ``slurm(64030)``.
@@ -48,12 +47,8 @@ class Answer:
     status: int
     stdout: str
     stderr: str
-
-    @property
-    def job_id(self) -> str:
-        """Id of the job that ``sbatch --parsable`` has submitted; empty if there is none."""
-        match = _JOB_ID.search(self.stdout)
-        return match[1] if match is not None else ""
+    #: Id of the job that was submitted; empty if there is none.
+    job_id: str = ""
 
 
 class Commands:

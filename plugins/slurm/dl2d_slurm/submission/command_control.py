@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands.commands import Answer, Commands
+
+#: What ``sbatch --parsable`` prints.
+_JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 
 
 class CommandControl:
@@ -26,7 +31,9 @@ class CommandControl:
         """See ``JobControl``. One sbatch."""
         for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
             _check_bytes(what, text)
-        return self._commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
+        answer = self._commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
+        submitted = _JOB_ID.search(answer.stdout)
+        return answer if submitted is None else replace(answer, job_id=submitted[1])
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """See ``JobControl``. One scancel."""

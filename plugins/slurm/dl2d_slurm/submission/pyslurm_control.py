@@ -117,7 +117,11 @@ class PyslurmControl:
                 overloaded = is_overloaded(reply.error)
             finally:
                 self._rate.ended(PYSLURM_SUBMIT, begin, overloaded=overloaded)
-            answer = Answer(0, str(reply.job_id), said) if reply.job_id > 0 else Answer(1, "", f"{said}\n{reply.error}")
+            answer = (
+                Answer(0, "", said, job_id=str(reply.job_id))
+                if reply.job_id > 0
+                else Answer(1, "", f"{said}\n{reply.error}")
+            )
             # It has read slurm.conf once, in which slurmctld may have another address by now.
             if reply.error and isinstance(failure("", answer), Unavailable):
                 process.end()

@@ -127,7 +127,7 @@ class RestControl:
         if reply.job_id <= 0 and not said:
             raise Unavailable(f"slurmrestd at {self._address} does not say whether it has submitted the job")
         # With an id there is a job, whatever else is said of it.
-        return Answer(0, str(reply.job_id), said) if reply.job_id > 0 else Answer(1, "", said)
+        return Answer(0, "", said, job_id=str(reply.job_id)) if reply.job_id > 0 else Answer(1, "", said)
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
         """See ``JobControl``. One call."""
