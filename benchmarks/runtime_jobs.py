@@ -13,7 +13,7 @@ from pslite.coordinator import Settings
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment, block_bytes_for
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.testing import LocalResult, run_local
-from pslite.worker.training_loop import session_for
+from pslite.worker.elastic_job_base import session_for
 
 
 def describe(shapes: Sequence[tuple[int, ...]], steps: int, **changes: Any) -> JobSpec:

@@ -26,7 +26,7 @@ from runtime_jobs import describe, run_job
 
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Contribution
-from pslite.worker.training_loop import session_for
+from pslite.worker.elastic_job_base import session_for
 
 WARM = 4
 #: by name, DL2_TRANSPORT and DL2_ENCRYPT

@@ -16,8 +16,8 @@ from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
 from pslite.job.learning_rates import Cosine
 from pslite.launch.environment_parsing import architecture_of
 from pslite.testing import pace
+from pslite.worker.elastic_job_base import session_for
 from pslite.worker.session_without_network import SingleSession
-from pslite.worker.training_loop import session_for
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from pslite.job.job_spec import MAX_SHARDS, SGD, Adam, JobSpec, Mean, Part, Segm
 from pslite.launch.environment_parsing import durability_of
 from pslite.numeric.gradient_sums import Contribution, GradientSums
 from pslite.testing import pace
-from pslite.worker.training_loop import open_session
+from pslite.worker.elastic_job_base import open_session
 from pslite.worker.training_session import StartState
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from pslite.coordinator.coordinator_settings import Settings
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.lease_and_timeouts import Settings
 from pslite.coordinator.stall_detector import ProgressWatch
 from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import LoadBalancer

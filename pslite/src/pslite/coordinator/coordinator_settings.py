@@ -1,4 +1,4 @@
-"""Times that a coordinator keeps: heartbeat, lease, and how long it waits for members; and how it shares out work."""
+"""Settings of a coordinator: heartbeat, lease, how long it waits for members, and how it shares out work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pslite.job.load_balancing import Rule
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Times, in seconds, and the one comparison switch."""
+    """Times, in seconds, and how state moves and work is shared out."""
 
     heartbeat: float = 1.0
     #: a member that is silent for so long is dead

@@ -24,9 +24,9 @@ from pslite.coordinator import (
     work_reassignment,
 )
 from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_settings import Settings
 from pslite.coordinator.job_completion import GOODBYE_SECONDS
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.lease_and_timeouts import Settings
 from pslite.coordinator.message_handlers import DUE, FROM_ANYBODY, HANDLERS
 from pslite.coordinator.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError

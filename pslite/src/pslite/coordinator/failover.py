@@ -16,7 +16,7 @@ from pslite.coordinator import (
     checkpoints_and_rollback,
     job_completion,
     membership_plans,
-    sample_assignment,
+    sample_requests,
 )
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failure_detector import examine
@@ -72,7 +72,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    sample_assignment.take_back(job, member.task)
+    sample_requests.take_back(job, member.task)
     if member.leaving and not fatal and state.result is None:
         # its script was made to end (status of SIGTERM), and is not done
         member.finished = member.chief = False

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.coordinator_settings import Settings
 from pslite.coordinator.job_state import JobState, MemberState, PendingPlan
-from pslite.coordinator.lease_and_timeouts import Settings
 from pslite.coordinator.status_report import await_steps, report_slow_members
 from pslite.job.job_status import PlanReport, Suspension
 from pslite.job.membership_plan import Plan, make_plan, next_members

@@ -15,7 +15,7 @@ from pslite.coordinator import (
     job_completion,
     joining_and_start,
     membership_plans,
-    sample_assignment,
+    sample_requests,
     stall_handling,
     status_report,
     work_reassignment,
@@ -52,7 +52,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
-    AskSamples: sample_assignment.assign,
+    AskSamples: sample_requests.assign,
     AtBarrier: barrier.arrive,
     Beat: status_report.heartbeat,
     Describe: joining_and_start.describe,

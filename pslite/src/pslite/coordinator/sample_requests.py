@@ -1,4 +1,4 @@
-"""Samples that the coordinator assigns to the scripts of an open job that ask for them."""
+"""Requests of workers with loops of their own for samples: answers, and what is taken back from the dead."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pslite.job.weight_blocks import digest_of_fixed
 from pslite.mxnet.arrays import reading, trainable, write
 from pslite.mxnet.sparse import STYPE, rows_of
 from pslite.numeric.gradient_sums import Bundle
-from pslite.worker.training_loop import Indices, Kind, LoopJob, LoopSettings, segments_of
+from pslite.worker.elastic_job_base import Indices, Kind, LoopJob, LoopSettings, segments_of
 
 Array = NDArray[Any]
 
@@ -42,7 +42,7 @@ class ElasticJob(LoopJob):
     threads
         threads of MXNet's operators; 1 in exact mode unless given, since more can change the last bits.
     batch_size, epochs, settings
-        as for `pslite.worker.training_loop.LoopJob`: mode, seed, clipping, durability, checkpoints and others.
+        as for `pslite.worker.elastic_job_base.LoopJob`: mode, seed, clipping, durability, checkpoints and others.
 
     Raises
     ------

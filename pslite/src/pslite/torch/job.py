@@ -14,7 +14,7 @@ from pslite.errors import UsageError
 from pslite.job.job_spec import Descent
 from pslite.numeric.gradient_sums import Bundle
 from pslite.torch.parameters import Group, ParameterLayout
-from pslite.worker.training_loop import Indices, LoopJob, LoopSettings
+from pslite.worker.elastic_job_base import Indices, LoopJob, LoopSettings
 
 #: parameters of glibc's mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -43,7 +43,7 @@ class ElasticJob(LoopJob):
     threads
         torch's intra-op threads; 1 in exact mode unless given, since more can change the last bits.
     batch_size, epochs, settings
-        as for `pslite.worker.training_loop.LoopJob`: mode, seed, clipping, durability, checkpoints and others.
+        as for `pslite.worker.elastic_job_base.LoopJob`: mode, seed, clipping, durability, checkpoints and others.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from pslite.job.job_spec import Descent, DType, Part
 from pslite.job.weight_blocks import digest_of_fixed
 from pslite.numeric.gradient_sums import Bundle
 from pslite.numeric.sparse_rows import Rows
-from pslite.worker.training_loop import Kind, segments_of
+from pslite.worker.elastic_job_base import Kind, segments_of
 
 _DTYPES: dict[torch.dtype, DType] = {torch.float32: "float32", torch.float64: "float64"}
 

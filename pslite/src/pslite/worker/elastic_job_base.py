@@ -1,4 +1,4 @@
-"""What the adapters have in common: a loop over batches that the job gives out, and the exchange after each step.
+"""Base class of the `ElasticJob` of each framework: the loop over batches, and the exchange after each step.
 
 An adapter says how its framework's tensors lie in the flat arrays (`Layout`), how it draws random numbers and how it
 makes a batch of samples; everything that fixes the result of a job is here, and which session a process has.
