@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from harness import options_of, show
 
-from dl2d.cli.learner import TwinSettings, learn
+from dl2d.cli.learning_from_site_records import TwinSettings, learn
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot

@@ -24,9 +24,10 @@ from dl2d.cli.daemon_start_check import (
 )
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script, read_bounded
 from dl2d.cli.job_views_from_store_or_api import is_hidden
-from dl2d.cli.options import ConfigOption, JsonOption, reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.output import byte_size, print_json, print_text
 from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.cli.status import MODE_WORDS
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.canary import CanaryState
@@ -215,7 +216,7 @@ def _canary(settings: Settings) -> Finding:
     try:
         if not _has_store(settings):
             return Finding("canary", True, "the first `dl2d run` begins it")
-        with reading(settings) as store:
+        with open_store(settings) as store:
             canary = newest_canary(store, settings)
     except Dl2dError as error:
         return Finding("canary", False, str(error))
@@ -306,7 +307,7 @@ def _from_store(settings: Settings, read: Callable[[SqlStore], T]) -> T | None:
     """What is read from the store; None where there is none, or it cannot be read, which is another finding."""
     with suppress(Dl2dError):
         if _has_store(settings):
-            with reading(settings) as store:
+            with open_store(settings) as store:
                 return read(store)
     return None
 

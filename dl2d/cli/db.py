@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import console
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import SchemaOutdated
 from dl2d.store import schema

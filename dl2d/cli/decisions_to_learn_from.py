@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dl2d.cli.options import reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
@@ -71,9 +71,9 @@ class RecordedSlots:
         counts = Counter(each.decision.policy for each in self.slots).most_common()
         if len(counts) < 2:
             return []
-        shares = ", ".join(f"{number} by {_scheduler(name)}" for name, number in counts)
-        decided = shares.replace(" by ", " were decided by ", 1)
-        return [f"of the slots learned from {decided}; --policy NAME takes those of one"]
+        (most, name), *others = ((number, _scheduler(policy)) for policy, number in counts)
+        shares = "".join(f", {number} by {other}" for number, other in others)
+        return [f"of the slots learned from {most} were decided by {name}{shares}; --policy NAME takes those of one"]
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
     """
     placement = load_placement(settings.placement)
     tell("recorded days are read", 0, 1)
-    with reading(settings) as store:
+    with open_store(settings) as store:
         try:
             days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
             problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""

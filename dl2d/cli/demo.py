@@ -29,8 +29,8 @@ import yaml
 from dl2d.cli.daemon_client import DaemonClient
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
 from dl2d.cli.optional_packages import require_extra
-from dl2d.cli.options import JsonOption
 from dl2d.cli.output import number, print_json, print_tables, table
+from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.status import arrow
 from dl2d.cli.submit import job_environment
 from dl2d.config.settings import Settings, load_settings

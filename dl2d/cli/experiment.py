@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dl2d.cli.options import JsonOption
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.shared_options import JsonOption
 from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
     Experiment,

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from dl2d.cli.job_reason_and_remarks import allocation_json
 from dl2d.cli.job_views_from_store_or_api import job_source
-from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, table
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import ModeChange
 from dl2d.core.job_views import MAX_LISTED, HistoryView

@@ -15,7 +15,7 @@ import msgspec
 
 from dl2d.cli.daemon_client import client_of_daemon, repeat_refused
 from dl2d.cli.daemon_health import DaemonHealth, ask_health, daemon_health
-from dl2d.cli.options import reading
+from dl2d.cli.open_store import open_store
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, StoreError, Unavailable
 from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload
@@ -70,7 +70,7 @@ def job_source(config: Path, *, on_failure: Callable[[DaemonHealth], None] | Non
     else:
         with contextlib.ExitStack() as stack:
             try:
-                store = stack.enter_context(reading(settings))
+                store = stack.enter_context(open_store(settings))
             except StoreError as error:
                 if os.geteuid() == 0:
                     if on_failure is not None:

@@ -61,8 +61,8 @@ def stand_back(memory_mib: int) -> None:
 def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
-    from dl2d.cli.learner import TwinSettings, checked, judged, learn  # noqa: PLC0415
-    from dl2d.cli.options import reading  # noqa: PLC0415
+    from dl2d.cli.learning_from_site_records import TwinSettings, checked, judged, learn  # noqa: PLC0415
+    from dl2d.cli.open_store import open_store  # noqa: PLC0415
     from dl2d.cli.promotion_trial import live_review  # noqa: PLC0415
     from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
 
@@ -73,7 +73,7 @@ def _learn(settings: Settings) -> Path:
             told[what] = time.monotonic()
             print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
-    with reading(settings) as store:
+    with open_store(settings) as store:
         chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed, gate=True)
         learned = learn(settings, store, settings.policy.name, chosen, tell=tell, now=time.time())
         candidate = judged(settings, store, learned, checked(settings, store, learned, tell=tell), tell=tell)

@@ -1,4 +1,4 @@
-"""Learning from this site's records: a policy is trained further on the site's twin, and compared at the gate.
+"""Learning from this site's records: trains a policy further on the site's twin, and compares it at the gate.
 
 ``dl2d train --twin`` and the daemon's learner (``dl2d.cli.learner_process``) run it, for the policies ``dl2`` and
 ``dl2-original``.
@@ -18,7 +18,7 @@ from dl2d import __version__
 from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import (
     Side,
-    incumbent,
+    compared_with,
     learned_days,
     on_trial,
     policy_of,
@@ -281,7 +281,7 @@ def judged(settings: Settings, store: SqlStore, learned: Learned, replays: Repla
         return Side(checkpoint.digest, policy_of(settings, checkpoint))
 
     candidate, split = side(learned.checkpoint), learned.split
-    current = incumbent(settings, split, side(_current(settings, store.registry, name)))
+    current = compared_with(settings, split, side(_current(settings, store.registry, name)))
     trial = on_trial(settings, name, split, candidate, current, tell=tell, problem=replays.problem)
     return Candidate(version, trial)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.options import ConfigOption, JsonOption, reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import progress_bars, show_on_bar
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
@@ -62,7 +63,7 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
     versions: tuple[Version, ...] = ()
     trials: tuple[Trial, ...] = ()
     if _has_registry(settings):
-        with reading(settings) as store:
+        with open_store(settings) as store:
             versions, trials = store.registry.versions(), store.registry.trials(limit=1000)
             changes = store.registry.changes(limit=1000)
             runs = store.registry.runs(limit=100)
@@ -115,7 +116,7 @@ def promote(
         raise typer.BadParameter("--force needs --reason: it is recorded with the promotion")
     settings = load_settings(config)
     name = _learned(settings)
-    with reading(settings) as store:
+    with open_store(settings) as store:
         registry = store.registry
         known = _matching(registry, name, version)
         if known is None:
@@ -196,7 +197,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     except WorkloadError as error:
         against = "the live policy version" if settings.mode.acts else "the site's scheduler"
         raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None
-    current = trials.incumbent(settings, days, live)
+    current = trials.compared_with(settings, days, live)
     candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
         tell = show_on_bar(display, "comparing")
@@ -212,7 +213,7 @@ def rollback(reason: _ReasonOption = "", as_json: JsonOption = False, config: Co
     """Make the version live again that the present one replaced."""
     settings = load_settings(config)
     name = _learned(settings)
-    with reading(settings) as store:
+    with open_store(settings) as store:
         why = reason or "rolled back by hand"
         now = roll_back(store.registry, name, at=time.time(), by=getpass.getuser(), reason=why)
         _tell(now, settings.mode, as_json=as_json)
@@ -277,7 +278,7 @@ def _fallback_cause(settings: Settings) -> str:
     """Why the fallback made the last recorded decision in the policy's place; empty if it did not."""
     if not _has_registry(settings):
         return ""
-    with reading(settings) as store:
+    with open_store(settings) as store:
         slot = store.slot(store.last_slot_number())
     return "" if slot is None else (slot.shadow or slot.proposed).fallback_cause
 
@@ -308,7 +309,7 @@ def _version_of(name: str, settings: Settings) -> str:
         if name != settings.policy.name:
             return load_policy(name).version
         if takes_checkpoint(name) and _has_registry(settings):
-            with reading(settings) as store:
+            with open_store(settings) as store:
                 checkpoint = current_checkpoint(settings, store.registry, name)
         else:
             checkpoint = configured_checkpoint(settings)

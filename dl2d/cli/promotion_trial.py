@@ -79,7 +79,7 @@ def site_scheduler(split: Split) -> Side:
     return Side(SITE_SCHEDULER, load_policy(name) if is_ours else None)
 
 
-def incumbent(settings: Settings, split: Split, live: Side) -> Side:
+def compared_with(settings: Settings, split: Split, live: Side) -> Side:
     """What a candidate is compared with: the live version, or the site's own scheduler where dl2d is not in charge."""
     return live if settings.mode.acts else site_scheduler(split)
 

@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from dl2d.cli.logging import configure_logging
-from dl2d.cli.options import ConfigOption
+from dl2d.cli.shared_options import ConfigOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.key_and_address_files import exposed_folder

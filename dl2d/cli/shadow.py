@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
-from dl2d.cli.options import ConfigOption, JsonOption, reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError, WorkloadError
@@ -45,7 +46,7 @@ def shadow(
     it shows how the jobs of the policy compare with those of the fallback.
     """
     settings = load_settings(config)
-    with reading(settings) as store:
+    with open_store(settings) as store:
         canary = newest_canary(store, settings)
     counts, jobs = shadow_comparison(Place.parse(settings.store_url), days, limit)
     savings = _savings(settings, days) if saved and counts else None
@@ -109,7 +110,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     # The simulator, which --no-saved does not wait for.
     from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
 
-    with interruptible(lambda: "nothing was compared"), progress_bars() as display, reading(settings) as store:
+    with interruptible(lambda: "nothing was compared"), progress_bars() as display, open_store(settings) as store:
         ours = deciding(settings, store.registry)
         assert ours.policy is not None
         replayed = {"policy": ours.policy.name, "policy_version": _without_settings(ours.policy.version)}

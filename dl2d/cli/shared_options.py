@@ -1,18 +1,11 @@
-"""Options that several commands share, and the store that they name."""
+"""Options and arguments that several commands have."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from dl2d.config.settings import Settings
-
-if TYPE_CHECKING:
-    from dl2d.store.sql_store import SqlStore
 
 ConfigOption = Annotated[
     Path,
@@ -37,12 +30,3 @@ def options_given(context: typer.Context) -> dict[str, str]:
         if source is not None and source.name == "COMMANDLINE":
             given[name] = parameter.opts[0]
     return given
-
-
-@contextlib.contextmanager
-def reading(settings: Settings) -> Iterator[SqlStore]:
-    """The store, opened without the lease and without a change of its schema, as beside a running daemon."""
-    from dl2d.store.sql_store import SqlStore  # noqa: PLC0415 - half a second that commands without a store do not wait for
-
-    with contextlib.closing(SqlStore(settings.store_url)) as store:
-        yield store

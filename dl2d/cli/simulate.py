@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dl2d.cli.options import JsonOption, options_given
 from dl2d.cli.output import print_tables, table
+from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
 from dl2d.core.json_codec import as_plain

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.store.database import Place

@@ -16,7 +16,6 @@ from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_health import DaemonHealth
 from dl2d.cli.job_reason_and_remarks import as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
-from dl2d.cli.options import ConfigOption, JsonOption
 from dl2d.cli.output import (
     byte_size,
     console,
@@ -28,6 +27,7 @@ from dl2d.cli.output import (
     print_text,
     table,
 )
+from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.job_views import MAX_LISTED, JobStatus, StatusView, TaskStatus

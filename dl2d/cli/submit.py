@@ -16,8 +16,9 @@ import typer
 from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_uid_for_jobs, daemon_url
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.job_views_from_store_or_api import is_hidden
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption, reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.output import print_json, print_text
+from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.watch_submitted_job import follow
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
@@ -90,7 +91,7 @@ def submit(
         if as_json:
             print_json(answer)
         return
-    with reading(settings) as store:
+    with open_store(settings) as store:
         ended = follow(store, JobKey.from_slug(answer["job"]), quiet=as_json)
     if as_json:
         print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
@@ -117,7 +118,7 @@ def _job_to_cancel(job: str, config: Path) -> tuple[Settings, Job]:
     """The settings and the job; raises ``Denied`` with what other accounts do where these may not be read."""
     try:
         settings = load_settings(config)
-        with reading(settings) as store:
+        with open_store(settings) as store:
             return settings, StoreViews(store).find(job)
     except (ConfigError, StoreError) as error:
         closed = is_hidden(config) if isinstance(error, ConfigError) else "Permission denied" in str(error)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.optional_packages import require_extra
-from dl2d.cli.options import JsonOption, options_given
+from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.cli.train_options import Design, TrainOptions, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher

@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
-from dl2d.cli.options import reading
+from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import Side, on_trial, policy_of
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
@@ -47,7 +47,7 @@ def train_dl2_supervised(
         typer.echo(
             f"the checkpoint will have dl2d's own weights, whatever is learned: {recorded.problem}", err=True
         )  # fmt: skip
-    with interruptible(lambda: "nothing was written"), progress_bars() as display, reading(settings) as store:
+    with interruptible(lambda: "nothing was written"), progress_bars() as display, open_store(settings) as store:
         show = show_on_bar(display, "learning")
         days, reason = recorded.days, recorded.problem
         learned = (job.request for recording in recorded.slots for job in recording.snapshot.jobs)

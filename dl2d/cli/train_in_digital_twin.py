@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from dl2d.cli.learner import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
-from dl2d.cli.options import reading
+from dl2d.cli.learning_from_site_records import DL2, DL2_PAPER, Learned, TwinSettings, checked, judged, learn
+from dl2d.cli.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.policy import what_live_means
 from dl2d.cli.progress_display import interruptible, progress_bars
@@ -31,7 +31,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
     )  # fmt: skip
     policy = DL2_PAPER if paper else DL2
     trial: Trial | None = None
-    with interruptible(lambda: "nothing was registered"), progress_bars() as display, reading(settings) as store:
+    with interruptible(lambda: "nothing was registered"), progress_bars() as display, open_store(settings) as store:
         bars: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int, note: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import typer
 
-from dl2d.cli.options import options_given
+from dl2d.cli.shared_options import options_given
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source, matching_files

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dl2d.cli.job_views_from_store_or_api import job_source
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
+from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.jobs import Role
 from dl2d.core.store import TaskTime

@@ -11,9 +11,9 @@ import typer
 
 from dl2d.cli.job_reason_and_remarks import allocation_json, as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
-from dl2d.cli.options import ConfigOption, JobArgument, JsonOption
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute
+from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason

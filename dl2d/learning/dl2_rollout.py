@@ -1,4 +1,4 @@
-"""Playing the jump policy on many simulated clusters at once, as ``dl2d.policies.dl2.policy`` decides on one.
+"""Rollout of policy ``dl2`` on many simulated clusters at once, as ``dl2d.policies.dl2.policy`` decides on one.
 
 Nothing here reads the workloads' speeds: what jobs can do is believed from what was measured, and measuring is what the
 simulated clusters report of jobs that ran.

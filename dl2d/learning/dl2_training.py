@@ -1,4 +1,4 @@
-"""Training the jump policy: explore until speeds are known, then search for weights, and keep the best.
+"""Training of policy ``dl2``: explore until speeds are known, then search for weights, and keep the best.
 
 Everything follows from the settings, the workloads and the seed; no clock decides anything that is kept.
 """

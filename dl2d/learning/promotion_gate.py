@@ -250,8 +250,8 @@ def compare(
 
     for number, case in enumerate(cases):
         times = {}
-        incumbent = (RecordedScheduler(case.sizes), as_recorded) if current is None else (current, under_guard)
-        for which, (policy, play) in (("current", incumbent), ("candidate", (candidate, under_guard))):
+        compared_with = (RecordedScheduler(case.sizes), as_recorded) if current is None else (current, under_guard)
+        for which, (policy, play) in (("current", compared_with), ("candidate", (candidate, under_guard))):
             timed = _Timed(policy, timer)
             try:
                 done = replay(

@@ -17,7 +17,7 @@ from cli.conftest import Dl2d, store_url, write_config
 from policies.dl2_paper.test_policy import a_checkpoint
 from recorded_site import QUIET_DAYS, record
 
-from dl2d.cli import learner, promotion_trial
+from dl2d.cli import learning_from_site_records, promotion_trial
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, Reason
@@ -124,7 +124,7 @@ def test_too_few_days_for_the_gate_are_told_before_the_training(
     def trained(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(learner, "Trainer", trained)
+    monkeypatch.setattr(learning_from_site_records, "Trainer", trained)
     config = write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0})
     ran = dl2d("train", "--twin", "--gate", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 1

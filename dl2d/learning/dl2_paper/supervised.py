@@ -179,7 +179,7 @@ def imitate_recordings(
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
-    first_bundles = settings.first_bundles and not serves_whole(given)
+    first_bundles = settings.first_bundles and not grows_jobs_while_others_wait(given)
     models = tuple(sorted({job.request.model for job in jobs}))
     sight = Sight(
         window=settings.window,
@@ -227,7 +227,7 @@ def imitate_recordings(
     )  # fmt: skip
 
 
-def serves_whole(recordings: Sequence[Recording]) -> bool:
+def grows_jobs_while_others_wait(recordings: Sequence[Recording]) -> bool:
     """Whether a scheduler gives some jobs more than their minimum size while others wait, as FIFO does.
 
     True where that holds of most jobs that were left with nothing. A scheduler that does not gives every job its least

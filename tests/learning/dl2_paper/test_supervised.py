@@ -18,7 +18,13 @@ from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
 from dl2d.learning.dl2_paper.networks import adopt, begin, described, policy_network, weights_of
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.dl2_paper.supervised import fit, imitate_recordings, imitation_loss, serves_whole, usual_sizes
+from dl2d.learning.dl2_paper.supervised import (
+    fit,
+    grows_jobs_while_others_wait,
+    imitate_recordings,
+    imitation_loss,
+    usual_sizes,
+)
 from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
@@ -267,7 +273,7 @@ def test_who_serves_jobs_whole_is_seen_by_those_that_wait(
     reason = Reason(Constraint.SATISFIED, "")
     decided = tuple(JobDecision(job.key, Allocation(*size), reason) for job, size in zip(jobs, sizes, strict=True))
     recording = Recording(a_snapshot(jobs, cluster(1, cpu=8)), Decision("some", "1", decided), LoadBalance())
-    assert serves_whole([recording]) is whole
+    assert grows_jobs_while_others_wait([recording]) is whole
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:
