@@ -114,6 +114,8 @@ class SlurmCluster:
         Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
     gpu_types
         Types of GPUs, of which the nodes have one each, by turns; none if empty.
+    shards
+        Number of shares (gres/shard) of the GPUs of each node.
     memories
         Memory of each node, where they differ.
     extra
@@ -134,6 +136,7 @@ class SlurmCluster:
         memory: int = 4000,
         gpus: int = 2,
         gpu_types: Sequence[str] = (),
+        shards: int = 0,
         memories: Sequence[int] = (),
         extra: str = "",
         cgroups: bool = False,
@@ -146,6 +149,7 @@ class SlurmCluster:
         self.memories = memories or (memory,) * nodes
         self.gpus = gpus
         self.gpu_types = [gpu_types[at % len(gpu_types)] if gpu_types else "" for at in range(nodes)]
+        self.shards = shards
         self.extra = extra
         self.slurmrestd = slurmrestd
         self.name = "lab"
@@ -457,7 +461,11 @@ class SlurmCluster:
             os.mknod(here / "dev" / f"gpu{number}", 0o666 | 0o020000, os.makedev(195, 200 + number))
         control, *ports = free_ports(1 + len(self.nodes))
         gres = [
-            ":".join(filter(None, ("Gres=gpu", each, str(self.gpus)))) if self.gpus else "" for each in self.gpu_types
+            ":".join(filter(None, ("Gres=gpu", each, str(self.gpus))))
+            + (f",shard:{self.shards}" if self.shards else "")
+            if self.gpus
+            else ""
+            for each in self.gpu_types
         ]
         node_lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
@@ -485,7 +493,7 @@ class SlurmCluster:
             "ReturnToService=2",
             # The scheduler's own floor is a second; with the defaults a start takes three.
             "SchedulerParameters=sched_interval=1,bf_interval=2",
-            "GresTypes=gpu",
+            f"GresTypes=gpu{',shard' if self.shards else ''}",
             "SlurmdParameters=config_overrides",
             "KillWait=1",
             # Else a job that says nothing of memory gets a whole node's.
@@ -503,7 +511,8 @@ class SlurmCluster:
                 f"NodeName={node} Name=gpu {f'Type={each} ' if each else ''}Count={self.gpus} File={devices}\n"
                 for node, each in zip(self.nodes, self.gpu_types, strict=True)
             )
-            (here / "gres.conf").write_text("".join(of_nodes))
+            shards = (f"NodeName={node} Name=shard Count={self.shards}\n" for node in self.nodes if self.shards)
+            (here / "gres.conf").write_text("".join((*of_nodes, *shards)))
         (here / "cgroup.conf").write_text(cgroup_configuration(used=self.cgroups))
 
     def _tokens(self) -> Sequence[str]:

@@ -420,6 +420,34 @@ def test_gpus_of_types() -> None:
             assert len(visible.partition("=")[2].split(",")) == devices
 
 
+def test_shares_of_gpus() -> None:
+    """Tasks hold both GPUs, of four shares each; a job waits for a share, and then has one of a GPU."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with SlurmCluster(nodes=1, shards=8) as cluster, closing(manager_of(cluster)) as manager:
+        alice, bob = cluster.add_user("alice"), cluster.add_user("bob")
+        owner = Real(cluster, alice, bob).owner(alice)
+
+        def gpus() -> dict[str, float]:
+            (node,) = manager.listing().nodes
+            return {name: node.used.get(name) for name in ("gpu", "shard")}
+
+        demand = Resources.of(cpu=1, memory=100, gpu=1)
+        handles = [
+            manager.submit(spec(owner, alice.home, FOREVER, name=name, demand=demand))
+            for name in ("worker-0", "worker-1")
+        ]
+        cluster.wait_until(lambda: gpus() == {"gpu": 2, "shard": 8}, "both run")
+        assert [listed(manager, handle).held.get("shard") for handle in handles] == [4, 4]
+        waiting = cluster.submit_as(bob, f"#!/bin/sh\n{FOREVER}\n", "--gres=shard:1")
+        cluster.wait_until(lambda: manager.listing().claims, "it waits for room")
+        (claim,) = manager.listing().claims
+        assert (claim.handle, claim.demand.get("shard"), claim.demand.get("gpu")) == (waiting, 1, 0.25)
+        cluster.run("scancel", handles[0])
+        cluster.wait_until(lambda: cluster.job_state(waiting) == "RUNNING", "it has a share")
+        assert gpus()["gpu"] == 2
+
+
 def test_a_daemon_that_is_not_root_may_submit_for_itself_only(real: Real, tmp_path: Path) -> None:
     """The real sbatch, run as alice."""
     wrapper = tmp_path / "sbatch"

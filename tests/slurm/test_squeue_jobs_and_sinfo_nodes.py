@@ -361,3 +361,36 @@ def test_nodes_that_differ_in_one_field_are_told_apart(
         first, other = parse_nodes(nodes_of(node_row("n1"), node_row("n2", **row)), WORD).nodes
         assert (first.capacity, first.used) == (Resources.of(cpu=8, memory=4000, gpu=2), Resources())
         assert (other.capacity, other.used) == (Resources.of(capacity), Resources.of(used))
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "amounts"),
+    [
+        ("gpu:2,shard:8", "gpu:1,shard:(null):0(IDX:N/A)", {"gpu": 1, "shard": 4}),
+        # Two GPUs in Slurm 22.05, five shares later.
+        ("gpu:3,shard:12", "gpu:1,shard:(null):2(IDX:0-1),mps:0", {"gpu": 3, "shard": 6}),
+        ("gpu:3,shard:12", "gpu:1,shard:(null):5(1/4,4/4,0/4)", {"gpu": 3, "shard": 9}),
+        ("gpu:2,mps:200", "gpu:0,mps:(null):1(IDX:1)", {"gpu": 1, "mps": 1}),
+        (
+            "gpu:a100:2,gpu:t4:1,shard:a100:8,shard:t4:2",
+            "gpu:a100:0(IDX:N/A),gpu:t4:1(IDX:2),shard:a100:1(IDX:1),shard:t4:0(IDX:N/A)",
+            {"gpu": 2, "gpu:a100": 1, "gpu:t4": 1, "shard": 4.333, "shard:a100": 1, "shard:t4": 2},
+        ),
+        ("gpu:a100:1,gpu:t4:1,shard:8", "gpu:a100:0(IDX:N/A),gpu:t4:0(IDX:N/A),shard:(null):1(IDX:1)",
+         {"gpu": 1, "gpu:a100": 1, "gpu:t4": 1, "shard": 1}),
+    ],
+)  # fmt: skip
+def test_gpus_of_which_shares_are_in_use_are_not_free_nor_shares_of_gpus_in_use(
+    gres: str, used: str, amounts: dict[str, float]
+) -> None:
+    (node,) = parse_nodes(nodes_of(node_row("n1", Gres=gres, GresUsed=used)), WORD).nodes
+    assert node.used.as_dict() == amounts
+
+
+def test_shares_that_a_job_holds_are_part_of_a_gpu_and_a_gpu_is_all_of_its_shares() -> None:
+    capacities = {"n1": Resources.of(cpu=8, gpu=2, shard=6)}
+    asked = {8: "gres:gpu:1", 9: "gres/shard:1", 10: "gres/shard:3"}
+    rows = [job_row(7), *(job_row(number, Comment=TAG, **{"tres-per-node": gres}) for number, gres in asked.items())]
+    jobs = parse_jobs(jobs_of(*rows), WORD, capacities=capacities).jobs
+    held = {job.handle: (job.held.get("gpu"), job.held.get("shard")) for job in jobs if job.tag}
+    assert held == {"8": (1, 3), "9": (0.333, 1), "10": (1, 3)}

@@ -192,6 +192,48 @@ def test_a_job_that_waits_for_a_type_of_gpu_gets_nodes_with_it(site: Site, accou
     assert (claim.nodes, len(claim.leaving)) == (("n2",), 2)
 
 
+SHARDED = {"Gres": "gpu:2,shard:8", "GresUsed": "gpu:2,shard:(null):0(IDX:N/A)", "CPUsState": "2/6/0/8"}
+
+
+def on_two_gpus(site: Site) -> None:
+    """An elastic job with the two GPUs of n2, of which each has four shares, as has each of n1, which others hold."""
+    request = replace(
+        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
+        architecture=Architecture.ALLREDUCE,
+    )  # fmt: skip
+    site.elastic(7, request, [(Role.WORKER, "n2")] * 2)
+    for row in site.rows[:2]:
+        row["tres-per-node"] = "gres:gpu:1"
+    site.nodes(node_row("n1", **SHARDED), node_row("n2", **SHARDED), node_row("n4", CPUsState="8/0/0/8", Gres=""))
+
+
+@pytest.mark.parametrize(
+    ("asked", "number", "leave"),
+    [("shard:1", 1, 1), ("shard:1", 5, 1), ("shard:3", 2, 1), ("shard:5", 1, 0)],
+)
+def test_a_job_that_waits_for_a_share_of_a_gpu_gets_one_that_no_task_holds(
+    site: Site, asked: str, number: int, leave: int
+) -> None:
+    """The elastic job's last worker stays, and no waiting job gets shares of more GPUs than the one that is left."""
+    on_two_gpus(site)
+    for each in range(number):
+        site.wait(812 + each, **{"tres-per-node": f"gres:{asked}", "tres-alloc": "cpu=1,mem=10M,node=1"})
+    gone = {stop.task for stop in site.tick().plan.stops}
+    assert len(gone) == leave
+    # Its GPU stays free for the waiting job.
+    site.rows = [row for row in site.rows if str(row["Comment"]).rpartition(":")[2] not in gone]
+    left = {**SHARDED, "GresUsed": f"gpu:{2 - len(gone)},shard:(null):0(IDX:N/A)"}
+    site.nodes(node_row("n1", **SHARDED), node_row("n2", **left), node_row("n4", CPUsState="8/0/0/8", Gres=""))
+    assert site.tick(2).plan.starts == ()
+
+
+def test_a_gpu_of_which_others_hold_a_share_is_not_free(site: Site) -> None:
+    on_two_gpus(site)
+    shared = {"GresUsed": "gpu:0,shard:(null):1(IDX:1)", "CPUsState": "1/7/0/8", "Gres": "gpu:2,shard:8"}
+    site.nodes(node_row("n1", **shared), node_row("n2", **SHARDED), node_row("n4", CPUsState="8/0/0/8", Gres=""))
+    assert len(site.tick().plan.starts) == 1
+
+
 # Partitions that give whole nodes
 
 #: A job of at most three workers and three PSs, and tasks of it that have all of four nodes.

@@ -240,7 +240,9 @@ class SlurmManager:
                 *limits,
             ),
             claims=(
-                *claims([self._with_excluded(job) for job in waiting], eligibility.of, with_all_memory),
+                *claims(
+                    [self._with_excluded(job) for job in waiting], eligibility.of, self._capacities, with_all_memory
+                ),
                 *reservation_claims(reservations, anchors, now),
                 *drained_claims(nodes.drained & {task.node for task in self._tasks.values()}),
                 *standing_claims(nodes.partitions, sharing, nodes.asleep),

@@ -27,6 +27,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
+from dl2d_slurm.jobs.gpu_shares import with_shares
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
 from dl2d_slurm.jobs.static_jobs import WATCH_FIELDS, static_job
@@ -112,8 +113,10 @@ class _Listed:
     job: RmJob
     #: The nodes that it has or had; of a job that is ending, those where it has not ended yet.
     nodes: tuple[str, ...]
-    #: What it holds, or asks for.
+    #: What it holds, or asks for, as limits count it.
     room: Resources
+    #: What it holds of its nodes.
+    of_nodes: Resources
     #: The task that it is.
     task: Task | None = None
     #: Its options, if it has not ended.
@@ -192,15 +195,17 @@ def _listed(
 ) -> _Listed:
     job, placed = parse_job(record, rules)
     room = _allocated_or_requested(record)
+    of_nodes = room
     if len(placed) == 1 and job.node in capacities:
         room = _with_types(room, capacities[job.node])
+        of_nodes = with_shares(room, capacities[job.node])
     task = tasks.get(job.handle) or tasks.get(job.tag)
     if task is not None and _is_task(job, task, value_or_empty(record["ReqNodes"]), tasks):
         job = replace(job, tag=task.tag)
     else:
         task = None
     if job.tag and job.state.holds_resources:
-        job = replace(job, held=room)
+        job = replace(job, held=of_nodes)
     options = None
     if not job.state.ended:
         # Of jobs with a tag, too: an anchor's user may write one into its comment.
@@ -208,14 +213,14 @@ def _listed(
         options = replace(own, partition=task_partitions(own.partition, partition))
         yields = sharing_rule(options.partition, sharing).yields
         job = replace(job, priority=priority(record), yields=yields)
-    return _Listed(record, job, placed, room, task, options)
+    return _Listed(record, job, placed, room, of_nodes, task, options)
 
 
 def _ending(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     """``Jobs.ending``."""
     for each in listed:
         if each.still_holds_room:
-            share = each.room.share(each.node_count)
+            share = each.of_nodes.share(each.node_count)
             yield from ((node, share) for node in each.nodes)
 
 
@@ -224,7 +229,7 @@ def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     for each in listed:
         runs = each.job.state is RmJobState.RUNNING and each.record["State"] != "SUSPENDED"
         if runs and len(each.nodes) == 1 and each.job.tag:
-            yield each.job.node, each.room
+            yield each.job.node, each.of_nodes
 
 
 def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
@@ -242,7 +247,7 @@ def _held_by_tasks(listed: Iterable[_Listed], tagged: Collection[str]) -> Iterat
     """``Jobs.tasks``."""
     for each in listed:
         if each.task is not None and each.job.state.holds_resources and each.job.handle in tagged:
-            yield each.task.job.id, each.record["Partition"], each.job.held
+            yield each.task.job.id, each.record["Partition"], each.room
 
 
 def limit_scope(options: AnchorOptions) -> AnchorOptions:

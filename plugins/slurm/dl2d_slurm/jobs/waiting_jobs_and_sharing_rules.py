@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Final
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
+from dl2d_slurm.jobs.gpu_shares import has_shares, with_gpus_of_shares
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule
 from dl2d_slurm.submission.partitions import Partition
@@ -169,22 +171,35 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
 def claims(
     waiting: Iterable[WaitingJob],
     eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None],
+    capacities: Mapping[str, Resources],
     with_all_memory: Collection[str] = (),
 ) -> tuple[Claim, ...]:
     """The claims of jobs with their nodes.
 
-    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all. Jobs that are given
-    all memory of their nodes, by handle, demand none beside.
+    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all. ``capacities`` are
+    those of all nodes. Jobs that are given all memory of their nodes, by handle, demand none beside.
     """
+
+    # Jobs with the same options share one answer.
+    @cache
+    def capacities_of(nodes: frozenset[str] | None) -> frozenset[Resources]:
+        return frozenset(capacity for name, capacity in capacities.items() if nodes is None or name in nodes)
+
+    def demand_of(claim: Claim, found: EligibleNodes | None) -> Resources:
+        if not has_shares(claim.demand):
+            return claim.demand
+        return with_gpus_of_shares(claim.demand, capacities_of(None if found is None else found.nodes))
+
     eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
     return tuple(
         replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
             required=frozenset(hosts(job.required)), planned=hosts(job.planned),
             all_memory=(all_memory := job.claim.handle in with_all_memory),
-            demand=without_memory(job.claim.demand) if all_memory else job.claim.demand,
+            demand=without_memory(demand) if all_memory else demand,
         )
         for job, found in eligible
+        for demand in (demand_of(job.claim, found),)
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import count, limit_seconds, parse_gres, resources_of, value_or_empty
 from dl2d_slurm.commands.command_records import records
+from dl2d_slurm.jobs.gpu_shares import with_shared_gpus
 from dl2d_slurm.jobs.slurm_states import ASLEEP, RESERVED, is_drained, node_state
 from dl2d_slurm.jobs.squeue_jobs import Jobs
 from dl2d_slurm.submission.partitions import Partition
@@ -86,10 +87,12 @@ def parse_nodes(text: str, terminator: str, chosen: Collection[str] = ()) -> Nod
         remark = found.remark
         if why and found.state is not NodeState.UP:
             remark = f"{remark}: {why}" if remark else why
+        capacity = _node_room(cpus[3], record["Memory"], record["Gres"])
+        used = _node_room(cpus[0], record["AllocMem"], record["GresUsed"])
         nodes[name] = Node(
             name=name,
-            capacity=_node_room(cpus[3], record["Memory"], record["Gres"]),
-            used=_node_room(cpus[0], record["AllocMem"], record["GresUsed"]),
+            capacity=capacity,
+            used=with_shared_gpus(used, capacity, record["GresUsed"]),
             state=found.state,
             remark=remark,
         )
