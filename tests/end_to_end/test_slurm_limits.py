@@ -14,7 +14,10 @@ from daemon_process import BIN, DaemonProcess
 from slurm_accounting import AccountingCluster, why_not
 from slurm_cluster import PATH, User
 
-from dl2d.core.jobs import JobState
+from dl2d.core.cluster import task_tag
+from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Role
+from dl2d.core.resource_manager import TaskSpec
+from dl2d.core.resources import Resources
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 
@@ -79,6 +82,27 @@ def test_what_limits_of_slurmdbd_leave(cluster: AccountingCluster, alice: User, 
     assert {limit.anchors for limit in found.values()} == {frozenset({small, large})}
     cluster.clear()
     cluster.sacctmgr("modify", "user", alice.name, "set", "MaxJobs=-1")
+
+
+def test_a_task_has_the_longest_time_that_its_qos_allows(
+    cluster: AccountingCluster, alice: User, manager: SlurmManager
+) -> None:
+    """An administrator has made the time limit of its anchor longer than that; Slurm would never start such a task."""
+    cluster.sacctmgr("add", "qos", "short", "MaxWall=00:10:00")
+    cluster.sacctmgr("modify", "user", alice.name, "set", "qos+=short")
+    anchor = submitted(cluster, alice, "--qos=short", "--time=5")
+    cluster.run("scontrol", "update", f"jobid={anchor}", "timelimit=60")
+    manager.listing()
+    job = JobKey(cluster.name, anchor, 1)
+    launch = Launch(("/bin/sleep", "600"), str(alice.home), (("PATH", PATH),))
+    spec = TaskSpec(
+        tag=task_tag(job, "worker-0"), job=job, role=Role.WORKER, name="worker-0", demand=Resources.of(cpu=1),
+        node=cluster.nodes[0], owner=Owner(alice.name, alice.uid, alice.gid), launch=launch,
+    )  # fmt: skip
+    handle = manager.submit(spec)
+    cluster.wait_until(lambda: cluster.job_state(handle) == "RUNNING", "it runs")
+    assert cluster.run("squeue", "--noheader", f"--jobs={handle}", "--format=%l").stdout.strip() == "10:00"
+    cluster.clear()
 
 
 def test_the_qos_of_a_partition_limits_all_jobs_there(

@@ -153,9 +153,12 @@ class SlurmManager:
         self._excluded = ExcludedNodes(self._commands)
         self._with_all_memory = JobsWithAllMemory(self._commands)
         self._site_options = site_options(settings.sbatch_options)
-        #: Maximum time limit of task jobs by the settings; None for any.
+        #: Maximum time limit of task jobs by the settings.
         minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
-        self._max_task_seconds = None if minutes is None else 60.0 * minutes
+        self._max_task_seconds = math.inf if minutes is None else 60.0 * minutes
+        #: That of the tasks of each job that had not ended in the last listing, which Slurm's limits may make smaller,
+        #: by the id that users know.
+        self._max_seconds_by_job: Mapping[str, float] = {}
         self._reservations = KnownReservations(self._commands)
         self._whole_node_partitions = WholeNodePartitions(self._commands)
         self._last: RmListing | None = None
@@ -209,13 +212,20 @@ class SlurmManager:
         self._ask_excluded_of_listed(jobs, waiting)
         ended, ended_until = self._ask_ended(jobs, ended_since, now)
         # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.
-        anchors = {job.handle: self._options_of(job.shown_id) for job in jobs.jobs if job.state.holds_resources}
+        running = [job for job in jobs.jobs if job.state.holds_resources]
+        anchors = {job.handle: self._options_of(job.shown_id) for job in running}
+        resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
+        limits = tuple(self._limits.growth_limits(jobs, resources, now)) if anchors else ()
+        most = {
+            job.shown_id: min(self._max_task_seconds, self._limits.max_seconds(job.user, anchors[job.handle]))
+            for job in running
+        }
+        self._max_seconds_by_job = {**self._max_seconds_by_job, **most} if jobs.unreadable else most
         reservations = self._reservations.at(now, self._capacities) if anchors or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
-        eligible = {handle: eligibility.of(given, self._max_task_seconds) for handle, given in anchors.items()}
+        eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id]) for job in running}
         whole_node_partitions = self._whole_node_partitions.at(now, ask=jobs.any_whole_nodes)
         sharing = self._settings.sharing
-        resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
         seen_jobs = self._withheld_room.with_refused_tasks(
             with_limits(jobs.jobs, jobs.options, resources), jobs.waiting_tasks,
@@ -226,7 +236,6 @@ class SlurmManager:
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
         with_all_memory = self._with_all_memory.among(waiting, set(self._capacities.values())) if anchors else ()
-        limits = tuple(self._limits.growth_limits(jobs, resources, now)) if anchors else ()
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
@@ -355,8 +364,9 @@ class SlurmManager:
         names = partitions_of(chosen, task.node, self._partitions)
         # What is left of its anchor's, where that is known.
         anchor_ends = inherited.ends or (math.inf if inherited.unlimited else 0)
+        most = self._max_seconds_by_job.get(task.job.id, self._max_task_seconds)
         time_limit = (
-            task_time_limit(anchor_ends, self._clock(), self._max_task_seconds, names, self._partitions)
+            task_time_limit(anchor_ends, self._clock(), most, names, self._partitions)
             if anchor_ends
             else self._settings.time_limit
         )

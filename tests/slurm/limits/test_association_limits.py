@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_fakes import Clock, FakeSlurm, context_of, job_row, live_task
+from slurm_fakes import Clock, FakeSlurm, context_of, job_row, live_task, task
 
 from dl2d.core.errors import Unavailable
+from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.store.sql_store import SqlStore
@@ -512,3 +513,34 @@ def test_a_job_that_waits_needs_nothing_more_of_a_limit_on_submitted_jobs(
     submitted = limits.pop("Slurm's limit MaxSubmitJobs of user bob in account ml")
     assert (submitted.left["tasks"], submitted.waiting) == (0, frozenset())
     assert [limit.waiting for limit in limits.values()] == [{"20"}]
+
+
+WALL = "ClusterName=c Account=a UserName={} Partition={} ParentAccount= GrpTRES=cpu=N(0) MaxWallPJ={}\n"
+QOS_WALL = "QOS=high(3) GrpTRES=cpu=N(0) MaxWallPJ={} Account Limits=No Accounts User Limits=No Users\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("", 60),
+        (WALL.format("alice(7)", "", "20"), 20),
+        (WALL.format("alice(7)", "", ""), 60),
+        (WALL.format("alice(7)", "", "90"), 60),
+        (WALL.format("", "", "20"), 60),  # users' records repeat it
+        (WALL.format("bob(7)", "", "20"), 60),
+        (WALL.format("alice(7)", "cpu", "20"), 60),
+        (WALL.format("alice(7)", "", "20") + QOS_WALL.format("30"), 30),  # in place of the association's
+        (QOS_WALL.format("10"), 10),
+        (QOS_WALL.format("10").replace("high", "low"), 60),
+    ],
+)
+def test_tasks_have_no_longer_time_limit_than_association_and_qos_allow(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, text: str, minutes: int
+) -> None:
+    """An administrator may have made that of the anchor longer."""
+    slurm.answer("squeue", rows=[job_row(12, Account="a", QOS="high", EndTime=int(clock.now) + 3600)])
+    slurm.answer("scontrol", stdout=text)
+    manager = manager_on()
+    assert manager.listing().growth_limits == ()
+    manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
+    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == [f"--time={minutes}"]

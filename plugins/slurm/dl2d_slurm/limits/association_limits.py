@@ -6,6 +6,8 @@ than the account of its jobs.
 
 Limits on the number of jobs that are submitted count those that wait, too. Of these a part is left to jobs that users
 submit themselves.
+
+Maximum time limits of jobs (``MaxWall``) leave nothing or all to a job; they are told by themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _ANSWER_SECONDS: Final = 10.0
 #: User and his id in the record of an association, both empty in that of an account.
 _USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
 _FIELD = re.compile(
-    r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|(?:Grp|Max)(?:Submit)?Jobs|GrpTRES)=(\S*)"
+    r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|(?:Grp|Max)(?:Submit)?Jobs|GrpTRES|MaxWallPJ)"
+    r"=(\S*)"
 )
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
@@ -60,6 +63,9 @@ _REPLACED: Final = {f"{kind}Per{each}": kind for kind in ("MaxJobs", "MaxSubmitJ
 #: What limits count beside resources: jobs that run, and all that have not ended.
 _RUNNING: Final = "jobs"
 _SUBMITTED: Final = "submitted"
+#: The maximum time limit of each job, in minutes.
+_MAX_WALL: Final = "MaxWall"
+_MINUTES: Final = "minutes"
 #: Part of a limit on submitted jobs that is left to jobs that users submit: a tenth, at most ten jobs.
 _KEPT_FREE: Final = 0.1
 _MAX_KEPT_FREE: Final = 10
@@ -80,7 +86,7 @@ class AssociationLimit:
     #: ``MaxTRESPerUser``.
     kind: str = ""
     #: Amounts that may be in use, and that are, by resource; ``jobs`` is the number of running jobs, and ``submitted``
-    #: that of all that have not ended.
+    #: that of all that have not ended. ``minutes`` is the maximum time limit of each job, of which nothing is in use.
     amounts: Mapping[str, float] = field(default_factory=dict)
     used: Mapping[str, float] = field(default_factory=dict)
     #: It holds for jobs of all that are given here.
@@ -209,6 +215,8 @@ def _of_association(fields: Mapping[str, str]) -> Iterator[AssociationLimit]:
     # MaxJobs of an account holds for each user, and users' own records repeat it.
     for name in ("GrpTRES", "GrpJobs", "GrpSubmitJobs", *(("MaxJobs", "MaxSubmitJobs") if user else ())):
         yield from _limits(name, fields.get(name, ""), scope)
+    if user:
+        yield from _max_wall(fields, scope)
 
 
 def _of_qos(
@@ -218,6 +226,7 @@ def _of_qos(
     scope = AssociationLimit(f"QOS {qos}", qos=qos)
     for name in ("GrpTRES", "GrpJobs", "GrpSubmitJobs"):
         yield from _limits(name, fields.get(name, ""), scope)
+    yield from _max_wall(fields, scope)
     _, _, tail = line.partition(" Account Limits=")
     for whose, limits in _EACH.findall(tail):
         name_or_uid, _, _ = whose.partition("(")
@@ -232,6 +241,14 @@ def _of_qos(
             else:
                 own = replace(scope, title=f"QOS {qos} for user {user}", user=user)
                 yield from _limits(f"{kind}PerUser", text, own)
+
+
+def _max_wall(fields: Mapping[str, str], scope: AssociationLimit) -> Iterator[AssociationLimit]:
+    """The maximum time limit of each job, if one is set; users' records repeat that of their account."""
+    text = fields.get("MaxWallPJ", "")
+    if text.isascii() and text.isdecimal() and len(text) <= 9:
+        amounts, used = {_MINUTES: float(text)}, {_MINUTES: 0.0}
+        yield replace(scope, title=f"{_MAX_WALL} of {scope.title}", kind=_MAX_WALL, amounts=amounts, used=used)
 
 
 def _limits(name: str, text: str, scope: AssociationLimit) -> Iterator[AssociationLimit]:
@@ -263,6 +280,10 @@ class AssociationLimits:
         self._qos_precedence = KnownQosPrecedence(commands)
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
+        #: Maximum time limits of jobs, in the same way.
+        self._max_walls: Mapping[str, Sequence[AssociationLimit]] = {}
+        #: ``max_seconds`` of the jobs for which it was asked since.
+        self._max_seconds: dict[_Scope, float] = {}
         self._applicable = _ApplicableLimits((), QosPrecedence())
         self._asked = -math.inf
         #: Failures in a row, and when Slurm answered last.
@@ -334,6 +355,19 @@ class AssociationLimits:
                     )
         return [replace(limit, waiting=limit.waiting & by_reason) for limit in found]
 
+    def max_seconds(self, user: str, options: AnchorOptions) -> float:
+        """The maximum time limit of a user's jobs with these options; infinite if there is none."""
+        key = user, limit_scope(options)
+        if key not in self._max_seconds:
+            limits = (limit for whose in ("", user) for limit in self._max_walls.get(whose, ()))
+            applied = (
+                limit
+                for limit in limits
+                if limit.holds_for(key[1], user) and self._applicable.factor(limit, _MINUTES, key) is not None
+            )
+            self._max_seconds[key] = min((60.0 * limit.amounts[_MINUTES] for limit in applied), default=math.inf)
+        return self._max_seconds[key]
+
     def _changed_since(self, jobs: Jobs) -> dict[tuple[str, AnchorOptions], dict[str, float]]:
         """How much more others hold than when Slurm was asked, by user and scope, and how many more jobs run.
 
@@ -378,14 +412,18 @@ class AssociationLimits:
             self._failures += 1
             log.warning("limits of associations and QOS stay as they were", said=str(error)[:200])
             return
-        limits = defaultdict(list)
+        limits, max_walls = defaultdict(list), defaultdict(list)
         for limit in found:
+            if limit.kind == _MAX_WALL:
+                max_walls[limit.user].append(limit)
+                continue
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
             held = anchors.held(limit)
             held[_SUBMITTED] += anchors.waiting_tasks(limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._applicable, self._failures = limits, _ApplicableLimits(found, precedence), 0
+        self._limits, self._max_walls, self._failures = limits, max_walls, 0
+        self._applicable, self._max_seconds = _ApplicableLimits(found, precedence), {}
         self._answered_at, self._others = now, jobs.others
 
     def _answer(self, *argv: str) -> str:

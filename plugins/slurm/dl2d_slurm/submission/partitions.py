@@ -55,14 +55,14 @@ def partitions_that_allow(
 
 
 def task_time_limit(
-    anchor_ends: float, now: float, most: float | None, names: Iterable[str], partitions: Mapping[str, Partition]
+    anchor_ends: float, now: float, most: float, names: Iterable[str], partitions: Mapping[str, Partition]
 ) -> str:
     """``--time`` of a task job, in minutes, as Slurm counts it: what is left of its anchor's, rounded up.
 
-    So a task does not end before its anchor, unless the settings (``most``, seconds) or all of its partitions ``names``
-    have a smaller limit. ``anchor_ends`` is infinite for an anchor without a time limit.
+    So a task does not end before its anchor, unless it may not have more than ``most`` seconds, or all of its
+    partitions ``names`` have a smaller limit. ``anchor_ends`` is infinite for an anchor without a time limit.
     """
-    maximum = min(largest_limit(names, partitions), math.inf if most is None else most)
+    maximum = min(largest_limit(names, partitions), most)
     # Slurm takes whole minutes: a maximum is rounded down.
     limits = ((max(anchor_ends - now, 0.0), math.ceil), (maximum, math.floor))
     minutes = [rounded(seconds / 60) for seconds, rounded in limits if not math.isinf(seconds)]
