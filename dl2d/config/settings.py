@@ -143,6 +143,7 @@ class JobSettings(_Section):
     max_workers: int = Field(default=16, ge=1, le=MAX_TASKS)
     max_ps: int = Field(default=16, ge=0, le=MAX_TASKS)
     start_seconds: float = Field(default=600.0, gt=0)
+    queue_seconds: float = Field(default=180.0, gt=0)
     drain_seconds: float = Field(default=60.0, gt=0)
     end_seconds: float = Field(default=10.0, gt=0)
     unseen_listings: int = Field(default=3, ge=1, le=1000)

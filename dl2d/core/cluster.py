@@ -229,6 +229,9 @@ class Snapshot:
     limits: tuple[SharedLimit, ...] = ()
     #: Jobs whose coordinators are silent: their tasks neither leave nor move.
     silent: tuple[JobKey, ...] = ()
+    #: Jobs, not among ``jobs``, of which tasks wait in the resource manager's queue for any node (``Task.node`` is
+    #: empty): no policy decides on them, and their tasks neither leave nor move.
+    queued: tuple[Job, ...] = ()
 
     @property
     def capacity(self) -> Resources:

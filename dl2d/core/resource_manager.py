@@ -73,7 +73,9 @@ class Yields(enum.StrEnum):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job that waits in the resource manager for room, is not a task of dl2d, and could start if it had that room.
+    """A job that waits in the resource manager for room and could start if it had that room.
+
+    Of dl2d's tasks only those are claims that wait without a node of their own (``Capabilities.queues_tasks``).
 
     The room is on nodes, or in a limit. Jobs that wait for anything else (held, a dependency, a begin time, a licence)
     are no claims.
@@ -431,6 +433,8 @@ class Capabilities:
     #: Where the output of a task is, for people: with ``{cwd}``, ``{id}`` and ``{slug}`` of its job, and ``{name}``;
     #: "" if that is not known.
     output: str = ""
+    #: Tasks that are submitted without a node wait in its queue until it is their turn, beside jobs of others.
+    queues_tasks: bool = False
     #: What a task gets of resources of which it demands none, where CPUs and MiB are given in whole numbers only;
     #: empty where each task gets what it demands.
     defaults: Resources = NO_RESOURCES

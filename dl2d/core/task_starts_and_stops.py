@@ -12,7 +12,7 @@ from dl2d.core.resources import Resources, Shortfall
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """A task to be started on a node."""
+    """A task to be started on a node; in the resource manager's queue, which chooses it, where ``node`` is empty."""
 
     job: JobKey
     role: Role

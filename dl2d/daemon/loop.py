@@ -138,7 +138,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             capabilities = self._manager.capabilities()
             self._starts_anchors, self._tasks_as_owner = capabilities.starts_anchors, capabilities.other_users
             self._cluster = capabilities.cluster
-            self._output = capabilities.output
+            self._output, self._queues_tasks = capabilities.output, capabilities.queues_tasks
             self._scheduler = f"{capabilities.name} {capabilities.version}".strip()
             self._task_specs = TaskSpecs(self.url, credentials, self._server.certificates, os.geteuid())
             parallel_submits = capabilities.parallel_submits
@@ -517,6 +517,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             grace_seconds=jobs.grace_seconds,
             allow_changes=partial(self._manager_access.allow_changes, lease_left),
             output=self._output,
+            queues_tasks=self._queues_tasks,
             final_states=self._manager_access.final_states,
             answered_since=self._answered.since,
             starting=self._answered.starting,

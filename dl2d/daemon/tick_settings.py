@@ -35,6 +35,7 @@ def timeouts(settings: Settings) -> Timeouts:
         unseen_seconds=jobs.unseen_seconds,
         silent_seconds=jobs.silent_seconds,
         start_seconds=jobs.start_seconds,
+        queue_seconds=jobs.queue_seconds,
         drain_seconds=jobs.drain_seconds,
         end_seconds=jobs.end_seconds,
         start_failures=jobs.start_failures,

@@ -19,6 +19,7 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJ
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.count_failed_starts import NO_FAILURES
 from dl2d.tick.observe import LiveJobs
+from dl2d.tick.queued_jobs import is_queued
 from dl2d.tick.stop_tasks_and_anchors import must_stop_anchor
 from dl2d.tick.stray_tasks import compare_strays
 from dl2d.tick.task_matching import Matches, may_stop
@@ -325,7 +326,8 @@ def _task_change(
     5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
        listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
        hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
-       When the limit is listed no more, it has as much time as any other that waits, from then on.
+       When the limit is listed no more, it has as much time as any other that waits, from then on. Without a
+       node, in the queue, it waits for as long as it takes (``queued_jobs``).
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted.
@@ -351,6 +353,9 @@ def _task_change(
     if not task.state.wanted:
         return None, _stop_reason_of_leaving_task(task, listed, elapsed, timeouts, job_end=job_end)
     if listed.state is RmJobState.PENDING:
+        unchanged = listed.reason == task.note and task.handle and submit_time_known
+        if is_queued(task):
+            return None if unchanged else change_to(task.state, listed.reason), ""
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
         waited = elapsed.in_state if elapsed.unlimited is None else elapsed.unlimited
@@ -362,7 +367,6 @@ def _task_change(
         if may_give_up and task.state is TaskState.ASKED and waited > max_wait:
             note = f"not started in {max_wait:g} s: {refusal or listed.reason}"
             return change_to(TaskState.DRAINING, note), "not started in time"
-        unchanged = listed.reason == task.note and task.handle and submit_time_known
         return None if unchanged else change_to(task.state, listed.reason), ""
     if task.state is TaskState.ASKED:
         return change_to(TaskState.GRANTED, ""), ""

@@ -164,13 +164,17 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
             store.keep_guard_state(guard_state)
     shown = elastic if acts else elastic + static
     shown, listing = with_whole_nodes(shown, listing)
-    snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
+    snapshot = take_snapshot(
+        shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement, state.queue_history
+    )
     return Reconciled(
         snapshot=snapshot,
         listing=listing,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=(frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys())
+        silent=(
+            frozenset(job.key for job in (*snapshot.jobs, *snapshot.queued) if not job.static) - calling_since.keys()
+        )
         | {
             job.key
             for job in elastic.jobs

@@ -9,6 +9,7 @@ from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, JobKey
+from dl2d.core.make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import remember_refused_starts
@@ -21,7 +22,8 @@ from dl2d.tick.observe_mode_decision import observed_decision
 from dl2d.tick.place.place import place
 from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
-from dl2d.tick.reconcile import reconcile
+from dl2d.tick.queued_jobs import QueueHistory, queue_tasks, with_queued_jobs
+from dl2d.tick.reconcile import Reconciled, reconcile
 from dl2d.tick.record import Report, record
 from dl2d.tick.resize_guard_limits import guard
 from dl2d.tick.shared_limits import left_by_site_limits, limits_for_policies
@@ -50,7 +52,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     mode, deciders = context.mode, context.deciders
     set_aside_before = state.set_aside if state.set_aside and state.set_aside.is_for(deciders.policy) else None
     set_aside, policy_failures = context.withdrawn or set_aside_before, state.policy_failures
-    plan, outcome, needless_wait = Plan(), Outcome(), NeedlessWait()
+    plan, outcome, needless_wait, queue_history = Plan(), Outcome(), NeedlessWait(), state.queue_history
 
     # Observe and reconcile
     observed = observe(context.store, context.manager, state.ended_until)
@@ -109,25 +111,16 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
-            slot_decision = SlotDecision(proposed, in_force=guarded, group=group)
+            slot_decision = SlotDecision(proposed, in_force=with_queued_jobs(guarded, snapshot), group=group)
         else:
             observation = observed_decision(snapshot, observed.listing, context.scheduler)
             slot_decision = SlotDecision(proposed, in_force=observation, shadow=guarded)
 
     # Place and apply
     if mode.acts:
-        positions = {job.tag: job.position for job in observed.listing.jobs if job.position is not None}
-        # With an incomplete listing no job is resized, neither by the decision nor to make room.
-        jobs_to_keep = silent if not incomplete else [job.key for job in snapshot.jobs]
-        plan = place(
-            snapshot, _without_starts_of(silent, slot_decision.in_force, snapshot), deciders.placement,
-            keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
-        )  # fmt: skip
-        plan = within_limits(
-            plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, observed.listing.growth_limits
+        plan, queue_history = _plan(
+            context, state, reconciled, snapshot, slot_decision.in_force, without_replacement, begin
         )
-        if context.start_allowance is not None:
-            plan = within_allowance(plan, context.start_allowance())
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
@@ -149,8 +142,40 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
         stray_remarks=reconciled.stray_remarks, resting_claims=claim_history.resting,
     )  # fmt: skip
-    state = replace(state, claim_history=claim_history, limit_history=limit_history)
+    state = replace(state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history)
     return record(context, state, reconciled, report, situation), report
+
+
+def _plan(
+    context: Context,
+    state: TickState,
+    reconciled: Reconciled,
+    snapshot: Snapshot,
+    decision: Decision,
+    without_replacement: Collection[TaskGroup],
+    now: float,
+) -> tuple[Plan, QueueHistory]:
+    """The starts and stops that a decision needs, as far as limits allow them, and what is to be queued."""
+    listing, silent, placement = reconciled.listing, reconciled.silent, context.deciders.placement
+    positions = {job.tag: job.position for job in listing.jobs if job.position is not None}
+    # With an incomplete listing no job is resized, neither by the decision nor to make room.
+    jobs_to_keep = silent if not listing.incomplete else [job.key for job in snapshot.jobs]
+    plan = place(
+        snapshot, _without_starts_of(silent, decision, snapshot), placement,
+        keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
+    )  # fmt: skip
+    plan = within_limits(
+        plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits
+    )
+    queue_history = state.queue_history
+    if context.queues_tasks:
+        plan, queue_history = queue_tasks(
+            plan, snapshot, listing, queue_history,
+            unable=silent | reconciled.backing_off, queue_seconds=context.timeouts.queue_seconds, now=now,
+        )  # fmt: skip
+    if context.start_allowance is not None:
+        plan = within_allowance(plan, context.start_allowance())
+    return plan, queue_history
 
 
 def _without_starts_of(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> Decision:

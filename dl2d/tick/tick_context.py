@@ -76,6 +76,8 @@ class Timeouts:
     #: How long a task may wait for resources in the resource manager before it is withdrawn; and how long one that runs
     #: may take until its coordinator hears of it.
     start_seconds: float = 600.0
+    #: How long a job lacks tasks of its minimum size, while others wait for the same nodes, before these are queued.
+    queue_seconds: float = 180.0
     #: How long a draining task may run before it is stopped through the resource manager.
     drain_seconds: float = 60.0
     #: How long drained tasks, and the anchor and tasks of an ended job, may take to exit by themselves.
@@ -122,6 +124,8 @@ class Context:
     tasks_as_owner: bool = True
     #: Where the output of a task is (``Capabilities.output``).
     output: str = ""
+    #: Whether tasks can wait in the resource manager's queue (``Capabilities.queues_tasks``).
+    queues_tasks: bool = False
     #: Called in each tick that may act, right after the lease was checked: until the next tick the resource manager's
     #: plug-in may change services (``ContainerManager.allow_changes``).
     allow_changes: Callable[[], None] = lambda: None

@@ -10,6 +10,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.tick.make_room_in_limits import LimitHistory
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
+from dl2d.tick.queued_jobs import QueueHistory
 from dl2d.tick.task_time_in_state import StateSince
 from dl2d.tick.vacating_history import ClaimHistory
 from dl2d.tick.waiting_jobs_that_fit import NeedlessWait
@@ -55,6 +56,8 @@ class TickState:
     #: What is remembered of jobs of others that wait for room on nodes, and in limits.
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)
     limit_history: LimitHistory = field(default_factory=LimitHistory)
+    #: What is remembered of elastic jobs that lack tasks of their minimum sizes while jobs of others wait.
+    queue_history: QueueHistory = field(default_factory=QueueHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
     #: Tags of the anchors that count as gone and of which accounting could not say yet how they ended, with the time

@@ -18,6 +18,7 @@ from daemon_process import DaemonProcess
 from slurm_cluster import Ran, SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
+from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.errors import AuthenticationError
@@ -58,7 +59,7 @@ def daemon(
     """A daemon; a parameter has its sharing rules."""
     settings = {
         "resource_manager": cluster.resource_manager(sharing=getattr(request, "param", [])),
-        "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
+        "jobs": {"queue_seconds": 15, "drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
     }
     with DaemonProcess(tmp_path, settings) as daemon:
         yield daemon
@@ -284,6 +285,51 @@ def test_an_elastic_job_makes_room_for_a_rigid_one_of_higher_priority_and_grows_
     daemon.wait_for_size(job, 12, 3, timeout=120)
     gate.unlink()
     daemon.wait_for_end(job, timeout=240)
+    assert daemon.job(job).digest == static_digest()
+
+
+@pytest.mark.parametrize("daemon", [[{"yield": "always"}]], indirect=True, ids=["always"])
+def test_a_job_that_gets_no_room_in_a_queue_that_never_empties_waits_for_its_turn_there(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path
+) -> None:
+    """Jobs of bob, which each need 7 of the 8 CPUs of a node, take whatever becomes free at once."""
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    bob = cluster.add_user("bob")
+    job_id = cluster.submit_as(alice, script(daemon, "--optimizer", "momentum", gate=gate), "--hold")
+
+    def submit_of_bob(count: int) -> list[str]:
+        return [cluster.submit_as(bob, "#!/bin/sh\nsleep 5\n", "--cpus-per-task=7", "--mem=50") for _ in range(count)]
+
+    submit_of_bob(12)
+    cluster.run("scontrol", "release", job_id)
+    cluster.run("scontrol", "update", f"jobid={job_id}", "priority=4294960000")  # its batch job starts first
+
+    def train_in_backlog() -> bool:
+        waiting = cluster.run("squeue", "--noheader", f"--user={bob.name}", "--states=PD", "--format=%i").stdout
+        submit_of_bob(max(8 - len(waiting.split()), 0))
+        found = daemon.store.find_jobs(job_id)
+        return bool(found) and found[0].state is JobState.RUNNING
+
+    cluster.wait_until(train_in_backlog, "it trains", timeout=240)
+    job = registered(daemon, job_id)
+    reasons = [each.decided.binding_reason for each in daemon.store.decisions(job)]
+    print(
+        [
+            (e.slot, str(e.decided.previous), str(e.decided.allocation), e.decided.binding_reason.text)
+            for e in daemon.store.decisions(job)
+        ],
+        [(r.task, r.node, r.direction) for r in daemon.store.resizes(job)],
+    )
+    assert any(
+        reason.constraint is Constraint.QUEUE and "in the resource manager's queue: worker-" in reason.text
+        for reason in reasons
+    )
+    assert {task.node for task in daemon.tasks(job, live=True)} <= set(cluster.nodes)
+    for waiting in cluster.run("squeue", "--noheader", f"--user={bob.name}", "--format=%i").stdout.split():
+        cluster.run("scancel", waiting)
+    gate.unlink()
+    daemon.wait_for_end(job, timeout=240)
+    assert daemon.job(job).state is JobState.FINISHED
     assert daemon.job(job).digest == static_digest()
 
 

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, Task
 from dl2d.core.errors import Denied, NotFound, ResourceManagerError
+from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import (
     Anchor,
     Claim,
@@ -43,6 +44,8 @@ class ScriptedManager(MemoryManager):
         #: ``ended_until`` of the listing, and the ``ended_since`` that each listing was asked for.
         self.ended_until: float | None = None
         self.asked_since: list[float | None] = []
+        #: Tasks that were submitted without a node, by handle; they wait until ``start_queued``.
+        self.queued: dict[str, TaskSpec] = {}
         #: Submissions fail with this error.
         self.refuse: ResourceManagerError | None = None
         #: Why listings are incomplete, and handles that they lack.
@@ -74,7 +77,7 @@ class ScriptedManager(MemoryManager):
             ended_until=self.ended_until,
             incomplete=self.incomplete,
             growth_limits=self.growth_limits,
-            claims=tuple(self.claims),
+            claims=(*self.claims, *self._claims_of_queued()),
             eligible_nodes=self.eligible,
         )
 
@@ -105,7 +108,10 @@ class ScriptedManager(MemoryManager):
         if self.refuse is not None:
             raise self.refuse
         handle = super().submit(task)
-        if self.pending:
+        if not task.node and task.role is not Role.COORDINATOR:
+            self.queued[handle] = task
+            self._change(handle, RmJobState.PENDING, "Priority")
+        elif self.pending:
             self._change(handle, RmJobState.PENDING, "Resources")
         self.submitted.append(task)
         return handle
@@ -148,6 +154,27 @@ class ScriptedManager(MemoryManager):
             static=static, ended=ended, array_id=array_id,
         )  # fmt: skip
         self.put(job, tuple((node, static.task) for node in static.nodes))
+
+    def start_queued(self, most: int = 1000) -> list[str]:
+        """Start tasks that wait without a node, in the order of their submission; returns the nodes."""
+        started = []
+        for handle, task in list(self.queued.items()):
+            job = self._entries[handle].job
+            free = {node.name: node.capacity.minus(node.used) for node in self.nodes}
+            room = [name for name in free if task.demand.fits_in(free[name])]
+            if job.state is RmJobState.PENDING and room and len(started) < most:
+                job = structs.replace(job, state=RmJobState.RUNNING, node=room[0], reason="")
+                self.put(job, ((room[0], task.demand),))
+                started.append(room[0])
+        return started
+
+    def _claims_of_queued(self) -> list[Claim]:
+        waiting = {job.handle for job in self.live() if job.state is RmJobState.PENDING}
+        return [
+            Claim(handle=handle, user=task.owner.user, priority=self.anchor_priority + 1, nodes=1, demand=task.demand)
+            for handle, task in self.queued.items()
+            if handle in waiting
+        ]
 
     def run_pending(self) -> None:
         """Start the tasks that wait, as far as their nodes have room."""

@@ -75,6 +75,7 @@ class World:
     start_allowance: Callable[[], StartAllowance] | None = None
     output: str = ""
     fallback: Policy = field(default_factory=Fifo)
+    queues_tasks: bool = False
 
     def __post_init__(self) -> None:
         self.now = 1_000_000.0
@@ -153,6 +154,7 @@ class World:
             submit_seconds=self.submit_seconds,
             start_allowance=self.start_allowance,
             output=self.output,
+            queues_tasks=self.queues_tasks,
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
             final_states=self.final_states,

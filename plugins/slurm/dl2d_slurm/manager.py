@@ -180,6 +180,7 @@ class SlurmManager:
             parallel_submits=PARALLEL_SUBMITS,
             parallel_authentication=True,
             output="{cwd}/dl2-{id}/{name}.out",
+            queues_tasks=True,
             defaults=Resources.of(cpu=1, memory=self._settings.default_memory_mib),
         )
 

@@ -180,6 +180,23 @@ def test_a_job_that_is_listed_twice_waits_once_and_tasks_of_an_array_each_for_th
     assert [claim.handle for claim in claims_of(*tasks, pending(3), pending(3))] == ["1", "1", "3"]
 
 
+def test_a_task_that_was_submitted_without_a_node_is_a_claim_until_it_runs(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    """Elastic jobs of others give up tasks to it as to any job that waits."""
+    waiting = {"tres-alloc": "cpu=1,mem=100M,node=1", "NumNodes": 1, "NumTasks": 1, "Comment": TAG, "UserName": "alice"}
+    anchor = job_row(7, UserName="alice")
+    slurm.answer("sinfo", rows=[node_row("n1")])
+    slurm.answer("squeue", rows=[anchor, pending(8, **waiting)])
+    manager = manager_on(poll_floor_seconds=0)
+    (claim,) = manager.listing(tasks=[live_task("8", TAG, node="")]).claims
+    assert (claim.handle, claim.user, claim.priority, claim.nodes) == ("8", "alice", 9000, 1)
+    assert claim.demand == Resources.of(cpu=1, memory=100)
+    assert not manager.listing(tasks=[live_task("8", TAG, node="n1")]).claims
+    slurm.answer("squeue", rows=[anchor, job_row(8, Comment=TAG, UserName="alice")])
+    assert not manager.listing(tasks=[live_task("8", TAG, node="")]).claims
+
+
 @pytest.mark.parametrize(
     ("shown", "waiting", "claims"),
     [

@@ -89,7 +89,8 @@ class Jobs:
     tasks: tuple[tuple[str, str, Resources], ...] = ()
     #: Whether any job that runs shares its nodes with no other job.
     any_whole_nodes: bool = False
-    #: Jobs that wait for room on nodes, and such that wait for a limit that others fill; no tasks of dl2d.
+    #: Jobs that wait for room on nodes, and such that wait for a limit that others fill. Of dl2d's tasks only those
+    #: that were submitted without a node.
     waiting: tuple[WaitingJob, ...] = ()
     waiting_for_limits: tuple[WaitingJob, ...] = ()
     #: What running jobs without dl2d's tasks hold together, and their number, by user and the options that say which
@@ -165,7 +166,9 @@ def parse_jobs(
     tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
     waiting = _waiting(listed)
     array_tasks = Counter(job.array_id.partition("_")[0] for job in jobs if job.state is RmJobState.RUNNING)
-    queue = [each for each in each_task(waiting, array_tasks) if each.claim.handle not in tagged]
+    # Tasks without a node of their own wait as any other job.
+    on_nodes = tagged - {each.job.handle for each in listed if each.task is not None and not each.task.node}
+    queue = [each for each in each_task(waiting, array_tasks) if each.claim.handle not in on_nodes]
     return Jobs(
         jobs,
         ending=tuple(_ending(listed)),
@@ -314,14 +317,15 @@ def _is_task(job: RmJob, task: Task, required: str, tasks: Collection[str]) -> b
 
     A slurmctld that ended before it had saved its state gives ids again. So a job that was never listed as the task,
     and has another comment, is the task only if it requires (``--nodelist``) the node that the task was given, and has
-    not the tag of a task without a handle, which is in ``tasks``. The clock of slurmctld, by which jobs are submitted,
-    may be behind the daemon's.
+    not the tag of a task without a handle, which is in ``tasks``. A task without a node is not found then. The clock of
+    slurmctld, by which jobs are submitted, may be behind the daemon's.
     """
     if task.submitted:
         return job.submitted == task.submitted
     if job.tag == task.tag:
         return True
-    return job.tag not in tasks and job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and required == task.node
+    of_node = bool(task.node) and required == task.node
+    return job.tag not in tasks and job.submitted >= int(task.asked_at) - _CLOCK_SECONDS and of_node
 
 
 def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) -> tuple[RmJob, tuple[str, ...]]:

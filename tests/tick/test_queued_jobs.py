@@ -1,0 +1,291 @@
+"""Elastic jobs that get no room beside jobs of others wait in the resource manager's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import Node, TaskState
+from dl2d.core.decision import Constraint
+from dl2d.core.errors import Unavailable
+from dl2d.core.jobs import Allocation, JobKey, JobState
+from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, StartAllowance, Yields
+from dl2d.core.resources import Resources
+from dl2d.testing import make_job, make_nodes
+from dl2d.tick.queued_jobs import ALONE_SECONDS, MAX_STARTING_SECONDS
+from dl2d.tick.tick_context import GuardRules, Timeouts
+from dl2d.tick.tick_state import TickState
+
+#: A claim that leaves nothing for a job without tasks: it waits for all nodes, with a higher priority.
+OTHERS = Claim(handle="812", user="bob", priority=9000, nodes=2, demand=Resources.of(gpu=8, cpu=32), whole=True)
+
+QUEUE_SECONDS = Timeouts().queue_seconds
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(url="", queues_tasks=True, cluster_nodes=full_nodes())
+    world.manager.claims = [OTHERS]
+    yield world
+    world.close()
+
+
+def full_nodes() -> list[Node]:
+    """Two nodes, which jobs of others fill."""
+    return [structs.replace(node, used=node.capacity) for node in make_nodes()[:2]]
+
+
+def empty(world: World, number: int = 0) -> None:
+    """Jobs of others end on a node; the resource manager may give the room to whom it likes."""
+    world.manager.set_node(make_nodes()[number])
+
+
+def wait(world: World, seconds: float, step: float = 20.0) -> None:
+    """Ticks and heartbeats over so many seconds."""
+    for _ in range(int(seconds / step)):
+        world.tick(step)
+        world.beat()
+
+
+def queued(world: World) -> list[str]:
+    """Handles of the tasks that wait without a node."""
+    live = {job.handle for job in world.manager.live() if job.state is RmJobState.PENDING}
+    return [handle for handle in world.manager.queued if handle in live]
+
+
+def in_queue(world: World, **changes: object) -> JobKey:
+    key = world.ready(**changes)
+    wait(world, QUEUE_SECONDS + 20)
+    return key
+
+
+def test_a_job_that_gets_no_room_beside_others_is_queued_at_its_smallest_size_and_trains_where_it_is_started(
+    world: World,
+) -> None:
+    key = world.ready()
+    wait(world, QUEUE_SECONDS - 20)
+    assert not queued(world)
+    wait(world, 40)
+    assert len(queued(world)) == 2
+    assert [(task.id, task.node, task.state) for task in world.tasks(key)] == [
+        ("worker-0", "", TaskState.ASKED),
+        ("ps-0", "", TaskState.ASKED),
+    ]
+    report = world.tick()
+    assert [job.key for job in report.snapshot.queued] == [key]
+    assert not report.snapshot.jobs
+    (entry,) = report.decision.jobs
+    assert entry.allocation == entry.previous == Allocation(1, 1)
+    assert entry.reason.constraint is Constraint.QUEUE
+    assert entry.reason.text.endswith("waits in the resource manager's queue: worker-0, ps-0")
+    # It waits for as long as it takes.
+    wait(world, 7200, 60)
+    assert len(queued(world)) == 2
+    empty(world)
+    nodes = world.manager.start_queued()
+    world.settle()
+    assert world.job(key).state is JobState.RUNNING
+    assert {task.node for task in world.tasks(key)} == set(nodes)
+    report = world.tick()
+    assert [job.key for job in report.snapshot.jobs] == [key]
+    assert dict(report.snapshot.floors) == {key: Allocation(1, 1)}
+    assert not report.snapshot.queued
+
+
+def test_its_tasks_are_withdrawn_and_the_policy_decides_again_when_no_others_wait(world: World) -> None:
+    key = in_queue(world)
+    world.manager.claims = []
+    wait(world, ALONE_SECONDS)
+    assert len(queued(world)) == 2
+    wait(world, 60)
+    assert not queued(world)
+    empty(world)
+    wait(world, world.slot_seconds + 60)
+    assert world.has(key).workers > 1
+    assert all(task.node for task in world.tasks(key))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["nobody waits", "they wait for other nodes", "they are kept free", "no queue", "not allowed", "too large"],
+)
+def test_a_job_is_not_queued_if(world: World, case: str) -> None:
+    changes: dict[str, object] = {}
+    if case == "nobody waits":
+        world.manager.claims = []
+    elif case == "they wait for other nodes":
+        names = [node.name for node in world.manager.nodes]
+        world.manager.claims = [structs.replace(OTHERS, nodes=1, eligible=frozenset(names[1:]))]
+        world.manager.eligible = {"m1": EligibleNodes(frozenset(names[:1]), "partition small")}
+    elif case == "they are kept free":
+        world.manager.claims = [structs.replace(OTHERS, standing=True)]
+    elif case == "no queue":
+        world.queues_tasks = False
+    elif case == "not allowed":
+        world.rules = GuardRules(per_user=Resources.of(cpu=1))
+    else:
+        changes = {"worker": Resources.of(cpu=10_000)}
+    in_queue(world, **changes)
+    assert not queued(world)
+
+
+def test_nothing_is_queued_by_an_incomplete_listing(world: World) -> None:
+    key = world.ready()
+    wait(world, QUEUE_SECONDS - 20)
+    world.manager.incomplete = ("squeue: cannot read",)
+    wait(world, 100)
+    assert not queued(world)
+    world.manager.incomplete = ()
+    wait(world, 20)
+    assert {task.job for task in world.tasks(key)} == {key}
+
+
+def test_elastic_jobs_give_up_tasks_to_a_queued_one_as_to_jobs_of_others() -> None:
+    world = World(url="", queues_tasks=True, cluster_nodes=list(make_nodes()[:1]))
+    world.manager.yields = Yields.ALWAYS
+    large = world.settled()
+    before = world.has(large)
+    assert before.workers > 1
+    # Others wait for what will never be free, so that nothing is vacated for them.
+    world.manager.claims = [structs.replace(OTHERS, nodes=2, priority=1)]
+    world.policy = world.fallback  # in the order of the queue: nothing is left for the second job
+    key = world.ready()
+    wait(world, QUEUE_SECONDS + 200)
+    started = world.manager.start_queued()
+    world.settle()
+    assert started
+    assert world.job(key).state is JobState.RUNNING
+    assert world.has(large).workers < before.workers
+    world.close()
+
+
+def test_a_task_that_fails_in_the_queue_is_queued_again_and_a_start_that_is_not_answered_is_found(
+    world: World,
+) -> None:
+    key = in_queue(world)
+    first, second = queued(world)
+    world.manager.end(first, RmJobState.CANCELLED, "CANCELLED by 0")
+    wait(world, 60)
+    assert second in queued(world)
+    assert len(queued(world)) == 2
+    assert sorted(task.id for task in world.tasks(key)) == ["ps-0", "worker-1"]
+    world.manager.refuse = Unavailable("no answer")
+    world.manager.end(second, RmJobState.CANCELLED, "CANCELLED by 0")
+    wait(world, 120)
+    world.manager.refuse = None
+    wait(world, 120)
+    assert len(queued(world)) == 2
+
+
+def test_tasks_that_may_not_be_submitted_yet_follow(world: World) -> None:
+    world.start_allowance = lambda: StartAllowance(1, "the rate of requests")
+    key = in_queue(world)
+    wait(world, 20)
+    assert len(queued(world)) == 2
+    assert [task.id for task in world.tasks(key)] == ["worker-0", "ps-0"]
+
+
+def test_a_daemon_that_starts_again_finds_them_in_the_queue(world: World) -> None:
+    key = in_queue(world)
+    world.state = TickState(slot=world.state.slot)
+    wait(world, 300)
+    assert len(queued(world)) == 2
+    assert len(world.tasks(key)) == 2
+    empty(world)
+    world.manager.start_queued()
+    world.settle()
+    assert world.job(key).state is JobState.RUNNING
+    assert {"worker-0", "ps-0"} <= {task.id for task in world.tasks(key)}
+
+
+def test_tasks_of_a_job_of_which_only_a_part_starts_are_given_up_after_a_while(world: World) -> None:
+    key = in_queue(world)
+    empty(world)
+    assert world.manager.start_queued(1)
+    world.manager.set_node(structs.replace(make_nodes()[0], used=make_nodes()[0].capacity))
+    wait(world, MAX_STARTING_SECONDS - 100, 60)
+    assert len(queued(world)) == 1
+    assert len(world.tasks(key)) == 2
+    wait(world, 300, 60)
+    assert not world.tasks(key)
+    assert world.job(key).state is JobState.READY
+    wait(world, QUEUE_SECONDS + 60, 60)
+    assert len(queued(world)) == 2
+
+
+def test_a_job_that_trains_and_lost_a_task_of_its_smallest_size_is_queued_with_it(world: World) -> None:
+    empty(world)
+    world.manager.claims = []
+    key = world.settled()
+    assert world.job(key).state is JobState.RUNNING
+    world.manager.claims = [OTHERS]
+    for task in world.tasks(key):
+        if task.id.startswith("worker-"):
+            world.manager.end(task.handle, RmJobState.LOST, "node failed")
+    world.manager.put(RmJob(handle="9", state=RmJobState.RUNNING, user="bob", node="n1"), ())
+    world.manager.set_node(structs.replace(make_nodes()[0], used=make_nodes()[0].capacity))
+    wait(world, QUEUE_SECONDS + 60)
+    (handle,) = queued(world)
+    assert "worker-" in world.manager.queued[handle].name
+    world.manager.set_node(make_nodes()[0])
+    world.manager.start_queued()
+    world.settle()
+    assert world.has(key).workers >= 1
+    assert not queued(world)
+
+
+def test_queued_tasks_count_in_the_limit_of_their_user(world: World) -> None:
+    demand = make_job(1).request.demand_of(Allocation(1, 1))
+    world.rules = GuardRules(per_user=demand)
+    key = in_queue(world)
+    assert len(queued(world)) == 2
+    empty(world)
+    other = world.ready()
+    wait(world, QUEUE_SECONDS + 60)
+    assert not world.tasks(other)
+    world.manager.start_queued()
+    world.settle()
+    assert world.has(key) == Allocation(1, 1)
+    assert not world.tasks(other)
+
+
+def test_a_job_that_ends_takes_its_tasks_out_of_the_queue(world: World) -> None:
+    key = in_queue(world)
+    world.manager.end(world.job(key).anchor, RmJobState.CANCELLED, "CANCELLED by 1000")
+    wait(world, 40)
+    assert not queued(world)
+    assert world.job(key).state is JobState.CANCELLED
+
+
+def test_tasks_that_lost_the_room_on_their_nodes_to_others_are_queued_instead(world: World) -> None:
+    """Each time that room is seen, others have it before the task starts there."""
+    world.manager.pending = True
+    key = world.ready()
+    for _ in range(int(QUEUE_SECONDS / 20) + 1):
+        empty(world)
+        world.tick(20)
+        world.beat()
+        world.manager.set_node(structs.replace(make_nodes()[0], used=make_nodes()[0].capacity))
+    wait(world, 40)
+    assert len(queued(world)) == 2
+    assert {task.node for task in world.tasks(key)} == {""}
+
+
+def test_others_that_do_not_wait_for_a_moment_change_nothing(world: World) -> None:
+    world.ready()
+    for _ in range(int(QUEUE_SECONDS / 40)):
+        world.manager.claims = []
+        world.tick(20)
+        world.manager.claims = [OTHERS]
+        wait(world, 20)
+    wait(world, 20)
+    assert len(queued(world)) == 2
+    for _ in range(5):
+        world.manager.claims = []
+        wait(world, ALONE_SECONDS - 20)
+        world.manager.claims = [OTHERS]
+        wait(world, 20)
+    assert len(queued(world)) == 2
