@@ -281,7 +281,7 @@ def test_others_that_do_not_wait_for_a_moment_change_nothing(world: World) -> No
         world.tick(20)
         world.manager.claims = [OTHERS]
         wait(world, 20)
-    wait(world, 20)
+    wait(world, 60)
     assert len(queued(world)) == 2
     for _ in range(5):
         world.manager.claims = []
