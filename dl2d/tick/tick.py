@@ -164,15 +164,15 @@ def _plan(
         snapshot, _without_starts_of(silent, decision, snapshot), placement,
         keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
     )  # fmt: skip
-    plan = within_limits(
-        plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits
-    )
     queue_history = state.queue_history
     if context.queues_tasks:
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, queue_history,
             unable=silent | reconciled.backing_off, queue_seconds=context.timeouts.queue_seconds, now=now,
         )  # fmt: skip
+    plan = within_limits(
+        plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits
+    )
     if context.start_allowance is not None:
         plan = within_allowance(plan, context.start_allowance())
     return plan, queue_history

@@ -158,23 +158,24 @@ class ScriptedManager(MemoryManager):
     def start_queued(self, most: int = 1000) -> list[str]:
         """Start tasks that wait without a node, in the order of their submission; returns the nodes."""
         started = []
-        for handle, task in list(self.queued.items()):
-            job = self._entries[handle].job
+        for job, task in self._waiting_in_queue():
             free = {node.name: node.capacity.minus(node.used) for node in self.nodes}
             room = [name for name in free if task.demand.fits_in(free[name])]
-            if job.state is RmJobState.PENDING and room and len(started) < most:
-                job = structs.replace(job, state=RmJobState.RUNNING, node=room[0], reason="")
-                self.put(job, ((room[0], task.demand),))
+            if room and len(started) < most:
+                started_job = structs.replace(job, state=RmJobState.RUNNING, node=room[0], reason="")
+                self.put(started_job, ((room[0], task.demand),))
                 started.append(room[0])
         return started
 
     def _claims_of_queued(self) -> list[Claim]:
-        waiting = {job.handle for job in self.live() if job.state is RmJobState.PENDING}
         return [
-            Claim(handle=handle, user=task.owner.user, priority=self.anchor_priority + 1, nodes=1, demand=task.demand)
-            for handle, task in self.queued.items()
-            if handle in waiting
+            Claim(handle=job.handle, user=job.user, priority=self.anchor_priority + 1, nodes=1, demand=task.demand)
+            for job, task in self._waiting_in_queue()
         ]
+
+    def _waiting_in_queue(self) -> list[tuple[RmJob, TaskSpec]]:
+        tasks = {task.tag: task for task in self.queued.values()}
+        return [(job, tasks[job.tag]) for job in self.live() if job.state is RmJobState.PENDING and job.tag in tasks]
 
     def run_pending(self) -> None:
         """Start the tasks that wait, as far as their nodes have room."""

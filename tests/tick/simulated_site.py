@@ -352,7 +352,7 @@ class Site:
     """Two daemons and everything around them."""
 
     def __init__(self, seed: int, *, outages: bool = False, claims: bool = False) -> None:
-        """With ``claims``, jobs of others wait in the resource manager for room, run and end."""
+        """With ``claims``, jobs of others wait in the resource manager for room, run and end, and tasks may queue."""
         self.claims = claims
         self.draw = draw = random.Random(seed)
         #: Draws outages, so that the course of a seed without them is what it was; None for none.
@@ -369,7 +369,10 @@ class Site:
             cooldown_down=draw.choice([0.0, 0.0, 90.0]),
             churn=draw.choice([0, 0, 3, 6]),
         )
-        self.world = World(timeouts=_TIMEOUTS, slot_seconds=_SLOT_SECONDS, rules=rules)
+        #: Draws when tasks in the queue start.
+        self.queue = random.Random(-2 - seed)
+        timeouts = replace(_TIMEOUTS, queue_seconds=60.0)
+        self.world = World(timeouts=timeouts, slot_seconds=_SLOT_SECONDS, rules=rules, queues_tasks=claims)
         self.world.store.close()
         self.rules = rules
         #: Whether clocks differ and are set; where they do not, cool-downs and churn are exact.
@@ -494,6 +497,8 @@ class Site:
             manager.claims.remove(draw.choice(manager.claims))
         if draw.random() < 0.7 and self.faulty:
             self.count["claims started"] += len(manager.start_claims())
+        if self.queue.random() < 0.3 or not self.faulty:
+            self.count["queued tasks started"] += len(manager.start_queued(self.queue.choice([1, 1000])))
         others = [job.handle for job in manager.live() if job.handle.startswith("c")]
         if not self.faulty:
             manager.claims.clear()
@@ -665,7 +670,7 @@ class Site:
         floors, now = dict(report.snapshot.floors), self.world.elapsed
         if report.snapshot.claims:
             return
-        for entry in report.decision.jobs:
+        for entry in report.decision.of_jobs(report.snapshot.jobs).jobs:
             elapsed = now - resized.get(entry.job, float("-inf"))
             # The replacement of a task that is moved was not decided on, so it may end at once.
             request, after = requests[entry.job], entry.allocation
