@@ -179,7 +179,7 @@ def _tables(lines: Sequence[JobStatus], tasks: Sequence[TaskStatus], now: float)
 
 def _task_row(line: TaskStatus, now: float) -> tuple[str, ...]:
     task, report = line.task, line.report
-    at_all = (line.id, str(task.state), task.node, duration(now - task.since)) if task else (line.id, "", "", "")
+    at_all = (line.id, str(task.state), task.node or "-", duration(now - task.since)) if task else (line.id, "", "", "")
     if report is None:
         return (*at_all, "-", "-", "-", "-", _task_remark(line))
     return (

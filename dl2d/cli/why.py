@@ -104,7 +104,7 @@ def _text(seen: WhyView, answers: Sequence[Answer], now: float) -> list[str]:
         lines += ["", "tasks"]
         width = max(len(task.id) for task in tasks)
         lines += [
-            f"  {task.id:{width}}  {task.state} for {duration(now - task.since)} on {task.node}"
+            f"  {task.id:{width}}  {task.state} for {duration(now - task.since)} on {task.node or 'any node'}"
             + (f" ({task.note})" if task.note else "")
             for task in tasks
         ]

@@ -102,7 +102,8 @@ def _start(
         else:
             refused = not isinstance(answer, Unavailable)
             node = task.node if isinstance(answer, NodeRefused | NotFound) else ""
-            failures.append((Failure(task.job, f"start {task.id} on {task.node}", str(answer), refused, node), answer))
+            what = f"start {task.id} on {task.node}" if task.node else f"start {task.id} on any node"
+            failures.append((Failure(task.job, what, str(answer), refused, node), answer))
             if refused:
                 note, cause = str(answer), FailureCause.REFUSED
                 changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))
