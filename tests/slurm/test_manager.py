@@ -142,6 +142,24 @@ def test_an_idle_reserved_node_takes_tasks_only_if_a_job_has_the_reservation(
     assert [node.state for node in listing.nodes] == [NodeState.UP, NodeState.DRAINING]
 
 
+@pytest.mark.parametrize(("flags", "options"), [("", ["--reservation=ml"]), ("MAGNETIC", [])])
+def test_tasks_of_an_anchor_that_a_magnetic_reservation_has_attracted_may_run_elsewhere(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, flags: str, options: list[str]
+) -> None:
+    """squeue shows the reservation although its user did not ask for it."""
+    slurm.answer("squeue", rows=[job_row(12, Reservation="ml")])
+    end = int(clock.now) + 60
+    slurm.answer(
+        "scontrol",
+        stdout=f"ReservationName=ml StartTime=1 EndTime={end} Nodes=n2 Flags={flags} TRES=cpu=8 Users=alice\n",
+    )
+    manager = manager_on()
+    eligible = manager.listing().eligible_nodes
+    assert {handle: found.nodes for handle, found in eligible.items()} == ({} if flags else {"12": {"n2"}})
+    manager.submit(task())
+    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--reservation")] == options
+
+
 def test_reservations_are_asked_for_in_each_listing_only_while_there_are_any(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock
 ) -> None:

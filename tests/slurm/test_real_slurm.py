@@ -233,6 +233,31 @@ def test_the_nodes_that_jobs_may_use_are_those_on_which_slurm_starts_their_tasks
             real.cluster.run("scontrol", "update", "nodename=n[2-4]", f"{kind}=")
 
 
+def test_tasks_of_users_of_a_magnetic_reservation_run_in_it_and_elsewhere(real: Real, manager: SlurmManager) -> None:
+    """Slurm puts alice's anchor into it, on n1; bob's jobs may not use that node."""
+    reserved = ("reservationname=mag", "starttime=now", "duration=60", "nodes=n1", f"users={real.alice.name}")
+    real.cluster.run("scontrol", "create", "reservation", *reserved, "flags=magnetic")
+    try:
+        anchor, other = (
+            real.cluster.submit_as(user, ANCHOR, "--time=30", "--gres=gpu:0") for user in (real.alice, real.bob)
+        )
+        for each in (anchor, other):
+            wait_for(real, manager, each, RmJobState.RUNNING)
+        shown = real.cluster.run("squeue", "--noheader", f"--jobs={anchor}", "--Format=Reservation").stdout
+        assert shown.strip() == "mag"
+        assert {handle: set(found.nodes) for handle, found in manager.listing().eligible_nodes.items()} == {
+            other: {"n2", "n3", "n4"}
+        }
+        for node in ("n1", "n2"):
+            task = alices(real, FOREVER, node=node, name=f"worker-{node[1:]}")
+            handle = manager.submit(msgspec.structs.replace(task, job=JobKey("lab", anchor, 1)))
+            wait_for(real, manager, handle, RmJobState.RUNNING)
+    finally:
+        real.cluster.run("scancel", *real.cluster.running())
+        real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
+        real.cluster.run("scontrol", "delete", "reservationname=mag")
+
+
 #: Words of ``scontrol show job`` and variables of batch scripts that differ between any two jobs, ...
 OF_EACH_JOB = (
     *("JobId", "SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_SLUID", "SLURM_TASK_PID"),

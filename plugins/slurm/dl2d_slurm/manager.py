@@ -58,7 +58,7 @@ from dl2d_slurm.limits.limits_from_reason_codes import with_limits
 from dl2d_slurm.munge_authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
-from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved
+from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved, without_magnetic
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
 from dl2d_slurm.nodes.whole_node_partitions import WholeNodePartitions, give_whole_nodes
@@ -160,6 +160,8 @@ class SlurmManager:
         #: by the id that users know.
         self._max_seconds_by_job: Mapping[str, float] = {}
         self._reservations = KnownReservations(self._commands)
+        #: Names of the magnetic ones in the last listing.
+        self._magnetic: frozenset[str] = frozenset()
         self._whole_node_partitions = WholeNodePartitions(self._commands)
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
@@ -214,6 +216,8 @@ class SlurmManager:
         ended, ended_until = self._ask_ended(jobs, ended_since, now)
         # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.
         running = [job for job in jobs.jobs if job.state.holds_resources]
+        reservations = self._reservations.at(now, self._capacities) if running or waiting else ()
+        self._magnetic = frozenset(each.name for each in reservations if each.magnetic)
         anchors = {job.handle: self._options_of(job.shown_id) for job in running}
         resources = {name for capacity in set(self._capacities.values()) for name in capacity.as_dict()}
         limits = tuple(self._limits.growth_limits(jobs, resources, now)) if anchors else ()
@@ -222,9 +226,8 @@ class SlurmManager:
             for job in running
         }
         self._max_seconds_by_job = {**self._max_seconds_by_job, **most} if jobs.unreadable else most
-        reservations = self._reservations.at(now, self._capacities) if anchors or waiting else ()
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
-        eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id]) for job in running}
+        eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id], job.user) for job in running}
         whole_node_partitions = self._whole_node_partitions.at(now, ask=jobs.any_whole_nodes)
         sharing = self._settings.sharing
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
@@ -253,7 +256,9 @@ class SlurmManager:
                 *claims(
                     [self._with_excluded(job) for job in waiting], eligibility.of, self._capacities, with_all_memory
                 ),
-                *reservation_claims(reservations, anchors, now),
+                *reservation_claims(
+                    reservations, {job.handle: (job.user, anchors[job.handle]) for job in running}, now
+                ),
                 *drained_claims(nodes.drained & {task.node for task in self._tasks.values()}),
                 *standing_claims(nodes.partitions, sharing, nodes.asleep),
             ),
@@ -410,7 +415,7 @@ class SlurmManager:
 
     def _options_of(self, job: str) -> AnchorOptions:
         """Options of a job's anchor that its tasks get, as far as they are known, and those of the settings."""
-        known = self._options_by_job.get(job, NO_OPTIONS)
+        known = without_magnetic(self._options_by_job.get(job, NO_OPTIONS), self._magnetic)
         if excluded := self._excluded.of(job):
             known = structs.replace(known, exclude=excluded)
         return structs.replace(known, **self._site_options) if self._site_options else known

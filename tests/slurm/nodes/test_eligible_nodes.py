@@ -86,7 +86,7 @@ CPUS = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
         ),
         ("ReservationName=r StartTime=100 EndTime=200 Nodes=n[1-2] CoreCnt=2 Flags=SPEC_NODES TRES=cpu=2", None),
         ("ReservationName=r StartTime=100 EndTime=200 Nodes=(null) Licenses=x:1 Flags= TRES=(null)", None),
-        ("ReservationName=r StartTime=100 EndTime=200 Nodes=n1 Flags=MAGNETIC TRES=cpu=8", None),
+        ("ReservationName=r StartTime=100 EndTime=200 Nodes=n1 Flags=MAGNETIC TRES=cpu=8 Groups=ml", None),
         ("No reservations in the system", None),
         ("", None),
     ],
@@ -139,9 +139,37 @@ def test_tasks_end_with_their_job_and_at_their_own_time_limit(
     assert (found is not None) is kept_out
 
 
+@pytest.mark.parametrize(
+    ("who", "own"),
+    [
+        ("Users=alice Accounts=(null)", True),
+        ("Users=bob,alice Groups=(null) Accounts=(null)", True),
+        ("Users=bob Accounts=(null)", False),
+        ("Users=-alice Accounts=(null)", False),
+        ("Users=-bob Accounts=(null)", True),
+        ("Users=(null) Accounts=lab", True),
+        ("Users=(null) Accounts=-lab", False),
+        ("Users=alice Accounts=phys", False),
+    ],
+)
+@pytest.mark.parametrize("at", [50.0, 100.0, 200.0])
+def test_a_magnetic_reservation_takes_in_jobs_of_its_users_alone_and_lets_them_run_elsewhere(
+    who: str, own: bool, at: float
+) -> None:
+    """As others before it begins, they keep out."""
+    line = f"ReservationName=r StartTime=100 EndTime=200 Nodes=n1 Flags=MAGNETIC,SPEC_NODES TRES=cpu=8 {who}\n"
+    reservations = parse_reservations(line, CPUS)
+    job = AnchorOptions(account="lab")
+    found = Eligibility(CPUS, {}, {}, reservations, at).of(job, user="alice")
+    kept_out = at < 200 and not (own and at == 100)
+    assert (found is not None and "n1" not in found.nodes) == kept_out
+    members = [claim.members for claim in reservation_claims(reservations, {"7": ("alice", job)}, at)]
+    assert members == {50.0: [None], 100.0: [{"7"} if own else set()], 200.0: []}[at]
+
+
 def test_nodes_of_a_reservation_are_claimed_from_ten_minutes_before_it_begins_to_its_end() -> None:
     maintenance = Reservation("maintenance", frozenset({"n1", "n2"}), 1000, 2000)
-    jobs = {"7": AnchorOptions(reservation="maintenance"), "8": AnchorOptions()}
+    jobs = {"7": ("alice", AnchorOptions(reservation="maintenance")), "8": ("alice", AnchorOptions())}
     for at, members in ((399.0, []), (400.0, [None]), (999.0, [None]), (1000.0, [{"7"}]), (2000.0, [])):
         found = list(reservation_claims([maintenance], jobs, at))
         assert [claim.members for claim in found] == members
@@ -160,7 +188,7 @@ def test_only_jobs_of_a_flexible_reservation_keep_their_tasks_on_its_nodes_befor
         anchor = world.job(job).anchor
         if not reservation:
             world.manager.eligible = {anchor: EligibleNodes(frozenset({"n3"}), "reservation maintenance")}
-        jobs = {anchor: AnchorOptions(reservation=reservation)}
+        jobs = {anchor: ("alice", AnchorOptions(reservation=reservation))}
         world.manager.claims = list(reservation_claims([flexible], jobs, world.now))
         world.settle(10)
         assert world.nodes_of(job) == nodes

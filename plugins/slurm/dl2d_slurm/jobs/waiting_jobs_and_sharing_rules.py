@@ -170,14 +170,14 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
 
 def claims(
     waiting: Iterable[WaitingJob],
-    eligible_nodes: Callable[[AnchorOptions, float | None], EligibleNodes | None],
+    eligible_nodes: Callable[[AnchorOptions, float | None, str], EligibleNodes | None],
     capacities: Mapping[str, Resources],
     with_all_memory: Collection[str] = (),
 ) -> tuple[Claim, ...]:
     """The claims of jobs with their nodes.
 
-    ``eligible_nodes`` says which nodes a job may use, by its options and time limit; None for all. ``capacities`` are
-    those of all nodes. Jobs that are given all memory of their nodes, by handle, demand none beside.
+    ``eligible_nodes`` says which nodes a job may use, by its options, time limit and user; None for all. ``capacities``
+    are those of all nodes. Jobs that are given all memory of their nodes, by handle, demand none beside.
     """
 
     # Jobs with the same options share one answer.
@@ -190,7 +190,7 @@ def claims(
             return claim.demand
         return with_gpus_of_shares(claim.demand, capacities_of(None if found is None else found.nodes))
 
-    eligible = ((job, eligible_nodes(job.options, job.limit)) for job in waiting)
+    eligible = ((job, eligible_nodes(job.options, job.limit, job.claim.user)) for job in waiting)
     return tuple(
         replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,

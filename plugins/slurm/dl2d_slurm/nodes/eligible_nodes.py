@@ -44,8 +44,8 @@ class Eligibility:
         self._at = at
         self._found: dict[tuple[object, ...], EligibleNodes | None] = {}
 
-    def of(self, job: AnchorOptions, limit: float | None = None) -> EligibleNodes | None:
-        """The nodes that a job, or the tasks of one, may use; None for all.
+    def of(self, job: AnchorOptions, limit: float | None = None, user: str = "") -> EligibleNodes | None:
+        """The nodes that a job of a user, or the tasks of one, may use; None for all.
 
         Assumes that tasks end at the job's own end or after the smaller of ``limit``, in seconds, and the largest
         partition limit, whichever is first.
@@ -53,7 +53,11 @@ class Eligibility:
         most = largest_limit(job.partition.split(","), self._partitions)
         end = min(job.ends or math.inf, self._at + min(most, math.inf if limit is None else limit))
         keeping_out = tuple(
-            each for each in self._reservations if each.name not in job.reservations and each.keeps_out(self._at, end)
+            each
+            for each in self._reservations
+            if each.name not in job.reservations
+            and not (each.active(self._at) and each.attracts(user, job.account))
+            and each.keeps_out(self._at, end)
         )
         key = job.partition, job.features, job.exclude, job.reservation, keeping_out
         if key not in self._found:

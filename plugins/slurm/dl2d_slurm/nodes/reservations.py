@@ -1,10 +1,14 @@
-"""Reservations: which nodes they keep for their own jobs, and when."""
+"""Reservations: which nodes they keep for their own jobs, and when.
+
+A ``MAGNETIC`` reservation has, besides jobs that ask for it, all jobs of its users and accounts; these may also run
+elsewhere. squeue shows it for each that has started in it.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +18,14 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_output_values import MAX_ADMIN_LIST, count, hosts, timestamp, value_or_empty
+from dl2d_slurm.commands.command_output_values import (
+    MAX_ADMIN_LIST,
+    count,
+    hosts,
+    name_or_empty,
+    timestamp,
+    value_or_empty,
+)
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS
 from dl2d_slurm.commands.commands import Commands, failure
 from dl2d_slurm.nodes.sinfo_nodes import Nodes
@@ -26,7 +37,7 @@ log = structlog.get_logger(__name__)
 LEAD_SECONDS = 600.0
 #: How often reservations are asked for while there are none.
 RESERVATIONS_SECONDS = 60.0
-_FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES)=(\S*)")
+_FIELD = re.compile(r"(?:^|\s)(ReservationName|StartTime|EndTime|Nodes|Flags|TRES|Users|Accounts|Groups|QOS)=(\S*)")
 _CPUS = re.compile(r"(?:^|,)cpu=([^,]+)")
 
 
@@ -41,6 +52,14 @@ class Reservation:
     end: int
     #: Its jobs may use other nodes as well.
     flexible: bool = False
+    magnetic: bool = False
+    #: Names of those who may use it, or, with a minus, may not; all if empty.
+    users: frozenset[str] = frozenset()
+    accounts: frozenset[str] = frozenset()
+
+    def attracts(self, user: str, account: str) -> bool:
+        """Whether it is magnetic, and jobs of a user in an account are among its own."""
+        return self.magnetic and _allows(self.users, user) and _allows(self.accounts, account)
 
     def active(self, at: float) -> bool:
         """Whether its own jobs may start at this time."""
@@ -49,6 +68,11 @@ class Reservation:
     def keeps_out(self, start: float, end: float) -> bool:
         """Whether a job of this time that is not in the reservation may not use its nodes."""
         return start < self.end and self.start < end
+
+
+def _allows(names: Collection[str], name: str) -> bool:
+    without = f"-{name}" not in names and all(each.startswith("-") for each in names)
+    return name in names or without
 
 
 class KnownReservations:
@@ -79,8 +103,8 @@ class KnownReservations:
 def parse_reservations(text: str, cpus: Mapping[str, float]) -> tuple[Reservation, ...]:
     """Read the answer of ``scontrol --oneliner show reservation``; ``cpus`` are those of each node.
 
-    Left out are those that keep nobody from using a node: of some of the CPUs of their nodes, of licences alone, and
-    those that take in jobs that did not ask for them.
+    Left out are those that keep nobody from using a node: of some of the CPUs of their nodes, and of licences alone.
+    So are magnetic ones of groups or QOS, since squeue does not say who is in a group.
     """
     return tuple(_parsed(text.splitlines(), cpus))
 
@@ -92,19 +116,34 @@ def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reserva
         flags = fields.get("Flags", "").split(",")
         reserved = _CPUS.search(fields.get("TRES", ""))
         whole = reserved is None or (count(reserved[1]) or 0) >= sum(cpus.get(node, 0) for node in nodes)
-        if fields.get("ReservationName") and nodes and whole and "MAGNETIC" not in flags:
+        magnetic = "MAGNETIC" in flags
+        of_others = any(value_or_empty(fields.get(name, "")) for name in ("Groups", "QOS"))
+        if fields.get("ReservationName") and nodes and whole and not (magnetic and of_others):
+            users, accounts = (_names(fields.get(name, "")) for name in ("Users", "Accounts"))
             yield Reservation(
                 fields["ReservationName"], nodes, timestamp(fields.get("StartTime", "")),
-                timestamp(fields.get("EndTime", "")), flexible="FLEX" in flags,
+                timestamp(fields.get("EndTime", "")), flexible="FLEX" in flags, magnetic=magnetic,
+                users=users, accounts=accounts,
             )  # fmt: skip
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for name in name_or_empty(text).split(",") if name)
+
+
+def without_magnetic(options: AnchorOptions, magnetic: Collection[str]) -> AnchorOptions:
+    """The options of a job without the reservations that attract its tasks, too: it need not have asked for them."""
+    left = ",".join(name for name in options.reservations if name not in magnetic)
+    return options if left == options.reservation else structs.replace(options, reservation=left)
 
 
 def with_reserved(
     nodes: Nodes, reservations: Iterable[Reservation], jobs: Iterable[AnchorOptions], at: float
 ) -> tuple[Node, ...]:
-    """The nodes, of which those that are idle and reserved for one of these jobs take tasks."""
+    """The nodes, of which those that are idle and reserved for one of these jobs, or magnetic, take tasks."""
     names = {name for job in jobs for name in job.reservations}
-    usable = {node for each in reservations if each.name in names and each.active(at) for node in each.nodes}
+    own = (each for each in reservations if (each.magnetic or each.name in names) and each.active(at))
+    usable = {node for each in own for node in each.nodes}
     return tuple(
         structs.replace(node, state=NodeState.UP, remark="") if node.name in usable & nodes.reserved else node
         for node in nodes.nodes
@@ -112,16 +151,20 @@ def with_reserved(
 
 
 def reservation_claims(
-    reservations: Iterable[Reservation], jobs: Mapping[str, AnchorOptions], at: float
+    reservations: Iterable[Reservation], jobs: Mapping[str, tuple[str, AnchorOptions]], at: float
 ) -> Iterator[Claim]:
     """A standing claim for the nodes of each reservation that has begun or begins soon, so that they are empty in time.
 
-    ``jobs`` are options of anchors by handle: tasks of a job in a reservation that has begun stay, and in a flexible
-    one also before.
+    ``jobs`` are users and options of anchors by handle: tasks of a job in a reservation that has begun stay, and in a
+    flexible one also before.
     """
     for each in reservations:
         if at < each.end and each.start <= at + LEAD_SECONDS:
-            members = frozenset(handle for handle, options in jobs.items() if each.name in options.reservations)
+            members = frozenset(
+                handle
+                for handle, (user, options) in jobs.items()
+                if each.name in options.reservations or each.attracts(user, options.account)
+            )
             yield Claim(
                 handle=f"reservation {each.name}", user="", priority=-1, nodes=len(each.nodes), demand=NO_RESOURCES,
                 whole=True, eligible=each.nodes, required=each.nodes, standing=True,
