@@ -329,9 +329,9 @@ def test_numbers() -> None:
         ({"tres-alloc": "cpu=2,mem=100M"}, {"cpu": 2, "memory": 100, "gpu": 1}),
         ({"tres-per-node": "N/A"}, {"cpu": 1, "memory": 100}),
         ({"NumNodes": 2}, {"cpu": 1, "memory": 100, "gpu": 2}),
-        ({"tres-per-task": "gres:gpu:1"}, {"cpu": 1, "memory": 100, "gpu": 4}),
-        ({"tres-per-task": "gres:gpu:1", "NumTasks": 2}, {"cpu": 1, "memory": 100, "gpu": 3}),
-        ({"tres-per-job": "gres:gpu:4"}, {"cpu": 1, "memory": 100, "gpu": 5}),
+        ({"tres-per-task": "gres:gpu:1"}, {"cpu": 1, "memory": 100, "gpu": 3}),
+        ({"tres-per-task": "gres:gpu:1", "NumTasks": 2}, {"cpu": 1, "memory": 100, "gpu": 2}),
+        ({"tres-per-job": "gres:gpu:4"}, {"cpu": 1, "memory": 100, "gpu": 4}),
     ],
 )
 def test_rooms_of_jobs_that_differ_in_one_field_are_told_apart(row: dict[str, object], room: dict[str, float]) -> None:

@@ -95,6 +95,12 @@ def test_a_job_with_a_list_of_nodes_that_is_too_long_can_start_nowhere(claims_of
         ({"tres-per-task": "gres/gpu:1"}, 4),
         ({"tres-per-node": "gres/gpu:a100:2"}, 4),
         ({"tres-alloc": "cpu=4,mem=2G,node=2,gres/gpu=3"}, 3),
+        # In several ways; of types these are different devices.
+        ({"tres-per-task": "gres:gpu:1", "tres-per-job": "gres:gpu:4"}, 4),
+        ({"tres-per-node": "gres:gpu:2", "tres-per-job": "gres:gpu:4"}, 4),
+        ({"tres-per-node": "gres:gpu:2", "tres-per-task": "gres:gpu:1"}, 4),
+        ({"tres-per-node": "gres:gpu:v100:2", "tres-per-task": "gres:gpu:a100:1"}, 8),
+        ({"tres-per-node": "gres:gpu:v100:2,gres:gpu:a100:1", "tres-per-job": "gres:gpu:v100:4"}, 6),
     ],
 )
 def test_gpus_are_counted_however_they_are_asked_for(claims_of, changes: dict[str, object], gpus: int) -> None:

@@ -382,7 +382,7 @@ def _room(allocated: str, *asked: tuple[str, str]) -> Resources:
             memory = amount
         elif name.startswith("gres/") and (number := count(amount)) is not None:
             gres[name.removeprefix("gres/").lower()] = number
-    # Kinds of resources come before their types: a job that asked in two ways has no more of a type than of the kind.
+    # Kinds of resources come before their types, of which there are no more.
     for name, asked_for in _asked(asked).items():
         gres.setdefault(name, min(asked_for, gres.get(name.partition(":")[0], asked_for)))
     mebibytes = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
@@ -399,15 +399,27 @@ def _with_types(room: Resources, capacity: Resources) -> Resources:
 
 
 def _asked(texts: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Generic resources that a job asked for, from pairs of these and how often they were asked for."""
-    amounts: dict[str, int] = {}
+    """Generic resources that a job asked for, from pairs of these and how often they were asked for.
+
+    What it asked for in several ways, such as ``--gpus-per-task=1 --gpus=2``, it gets once; types of a kind add up.
+    """
+    most: dict[str, int] = {}
     for text, number in texts:
         times = count(number) or 1
-        for name, amount in parse_gres(value_or_empty(text)).items():
-            if "/" in name:  # a licence, which a job may ask for with each task
-                continue
-            amounts[name.lower()] = amounts.get(name.lower(), 0) + amount * times
-    return amounts
+        # A licence, which a job may ask for with each task, has a slash in its name.
+        amounts = {
+            name.lower(): amount * times for name, amount in parse_gres(value_or_empty(text)).items() if "/" not in name
+        }
+        for name, amount in amounts.items():
+            if ":" in name:
+                kind = name.partition(":")[0]
+                amounts[kind] -= amount
+        for name, amount in amounts.items():
+            most[name] = max(most.get(name, 0), amount)
+    for name, amount in list(most.items()):
+        if ":" in name:
+            most[name.partition(":")[0]] += amount
+    return most
 
 
 def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
