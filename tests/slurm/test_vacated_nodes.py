@@ -192,6 +192,39 @@ def test_a_job_that_waits_for_a_type_of_gpu_gets_nodes_with_it(site: Site, accou
     assert (claim.nodes, len(claim.leaving)) == (("n2",), 2)
 
 
+HELD = "JobId={} JobName={} TRES=cpu=1 JOB_GRES=gpu:a100:{},gpu:V100:{} Nodes=n2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "a100", "leaving"),
+    [("x", 0, 2), ("x", 1, 0), ("forged JOB_GRES=gpu:a100:1", 0, 2)],
+    ids=["are of the type", "are of another", "not known"],
+)
+def test_tasks_that_asked_for_no_type_of_gpu_give_up_those_that_they_have(
+    site: Site, name: str, a100: int, leaving: int
+) -> None:
+    """Slurm shows nothing of types in squeue; the others' GPUs are of the other type."""
+    request = replace(
+        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
+        architecture=Architecture.ALLREDUCE,
+    )  # fmt: skip
+    site.elastic(7, request, [(Role.WORKER, "n2")] * 4)
+    for row in site.rows[:4]:
+        row["tres-per-node"] = "gres:gpu:1"
+    answers = "".join(HELD.format(row["JobID"], name, a100, 1 - a100) for row in site.rows[:4])
+    site.slurm.answer("scontrol", **{"-d": {"stdout": answers}})
+    gpus = {"Gres": "gpu:a100:4(S:0),gpu:V100:4(S:1)", "GresUsed": "gpu:a100:4(IDX:0-3),gpu:V100:4(IDX:4-7)"}
+    site.nodes(node_row("n2", CPUsState="8/0/0/8", **gpus), node_row("n4", CPUsState="8/0/0/8", Gres=""))
+    asked = []
+    for waits in (False, True, False):
+        if waits:
+            site.wait(812, **{"tres-per-node": "gres:gpu:V100:2", "tres-alloc": "cpu=1,mem=10M,node=1"})
+        stops = site.tick().plan.stops
+        assert len(stops) == (leaving if waits else 0)
+        asked.append(sum(call.argv[1] == "-d" for call in site.slurm.calls("scontrol")))
+    assert asked == [0, 1, 1]
+
+
 SHARDED = {"Gres": "gpu:2,shard:8", "GresUsed": "gpu:2,shard:(null):0(IDX:N/A)", "CPUsState": "2/6/0/8"}
 
 

@@ -40,6 +40,7 @@ from dl2d_slurm.commands.commands import (
     installed_version,
 )
 from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.jobs_with_all_memory import JobsWithAllMemory
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
@@ -152,6 +153,7 @@ class SlurmManager:
         #: Of jobs with tasks, and of waiting jobs.
         self._excluded = ExcludedNodes(self._commands)
         self._with_all_memory = JobsWithAllMemory(self._commands)
+        self._device_types = DeviceTypes(self._commands)
         self._site_options = site_options(settings.sbatch_options)
         #: Maximum time limit of task jobs by the settings.
         minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
@@ -211,7 +213,11 @@ class SlurmManager:
         last_change = self._last_change
         jobs, nodes = self._ask_jobs_and_nodes()
         waiting = highest_priority(jobs.waiting)
-        jobs = replace(jobs, waiting_for_limits=tuple(highest_priority(jobs.waiting_for_limits)))
+        jobs = replace(
+            jobs,
+            jobs=self._device_types.with_types(jobs.jobs, waiting, self._capacities, now),
+            waiting_for_limits=tuple(highest_priority(jobs.waiting_for_limits)),
+        )
         self._ask_excluded_of_listed(jobs, waiting)
         ended, ended_until = self._ask_ended(jobs, ended_since, now)
         # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.

@@ -1,0 +1,104 @@
+"""Types of the devices that tasks hold which asked for none, on nodes with several types (``gpu:a100:4,gpu:v100:4``).
+
+squeue shows what a job asked for, and of types what the site accounts for; ``scontrol -d show job`` what it holds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from dl2d.core.errors import ResourceManagerError
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
+from dl2d.core.resources import Resources
+from dl2d_slurm.commands.command_output_values import parse_gres
+from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import WaitingJob
+
+log = structlog.get_logger(__name__)
+
+#: The answer has a page for each job of the cluster.
+_ASK_SECONDS: Final = 60.0
+_JOB: Final = re.compile(r"^JobId=([0-9]+) ", re.MULTILINE)
+_HELD: Final = re.compile(r"\bJOB_GRES=(\S+)")
+
+
+class DeviceTypes:
+    """Asks scontrol, at most once a minute, while a job waits for a type and those of new tasks are not known."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._known: dict[RmIdentity, Resources] = {}
+        self._asked = -math.inf
+
+    def with_types(
+        self, jobs: Iterable[RmJob], waiting: Iterable[WaitingJob], capacities: Mapping[str, Resources], now: float
+    ) -> tuple[RmJob, ...]:
+        """The jobs; of tasks, what they hold has the types of devices. ``capacities`` are those of nodes."""
+        jobs = tuple(jobs)
+        unclear = {job.identity: job for job in jobs if _is_unclear(job, capacities)}
+        self._known = {key: types for key, types in self._known.items() if key in unclear}
+        wanted = any(":" in name for job in waiting for name in job.claim.demand.as_dict()) if unclear else False
+        if wanted and unclear.keys() - self._known.keys() and not 0 <= now - self._asked < _ASK_SECONDS:
+            self._asked = now
+            try:
+                held = self._ask()
+            except ResourceManagerError as error:
+                log.warning("of which types the devices of tasks are stays as it was known", error=str(error))
+            else:
+                self._known = {
+                    key: _types(job, held[job.handle], capacities[job.node])
+                    for key, job in unclear.items()
+                    if job.handle in held
+                }
+        if not self._known:
+            return jobs
+        return tuple(
+            replace(job, held=job.held.maximum(self._known[job.identity])) if job.identity in self._known else job
+            for job in jobs
+        )
+
+    def _ask(self) -> dict[str, list[str]]:
+        """What jobs hold, by handle."""
+        answer = self._commands.run("scontrol", "-d", "--oneliner", "show", "job")
+        if answer.status != 0:
+            raise failure("scontrol show job failed", answer)
+        _, *parts = _JOB.split(answer.stdout)
+        return {handle: _HELD.findall(text) for handle, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _types(job: RmJob, held: Sequence[str], capacity: Resources) -> Resources:
+    """The types of the devices that a task holds; any, where its user has written something like it into its name."""
+    if len(held) == 1:
+        return Resources.of({name.lower(): amount for name, amount in parse_gres(held[0]).items() if ":" in name})
+    any_type = {name: job.held.get(kind) for kind, names in _kinds_of_types(capacity) for name in names}
+    return Resources.of(any_type).minimum(capacity)
+
+
+def _is_unclear(job: RmJob, capacities: Mapping[str, Resources]) -> bool:
+    """Whether it is a task that holds devices of a kind of which its node has several types, and not all are known."""
+    return (
+        bool(job.tag)
+        and job.state is RmJobState.RUNNING
+        and job.node in capacities
+        and any(
+            job.held.get(kind) > sum(map(job.held.get, types)) for kind, types in _kinds_of_types(capacities[job.node])
+        )
+    )
+
+
+@lru_cache(1024)
+def _kinds_of_types(capacity: Resources) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Kinds of devices of which a node has several types, and these."""
+    types: dict[str, tuple[str, ...]] = {}
+    for name in capacity.as_dict():
+        kind, typed, _ = name.partition(":")
+        if typed:
+            types[kind] = (*types.get(kind, ()), name)
+    return tuple((kind, names) for kind, names in types.items() if len(names) > 1)
