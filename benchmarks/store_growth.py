@@ -22,8 +22,8 @@ from store_tick import Bench, empty_store, job_of
 
 from dl2d.core.jobs import JobState, Progress
 from dl2d.core.measured_losses import MAX_LOSSES
-from dl2d.core.store import Keep
-from dl2d.store.database import Database, Place
+from dl2d.core.store import RetentionTimes
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.jobs import JobRow, _job_values
 from dl2d.store.row_mapping import table_of
 
@@ -41,7 +41,7 @@ def fill(bench: Bench, url: str, jobs: int, days: int, ended: int) -> None:
             workers=1 + number % 8, ps=2,
         )  # fmt: skip
         bench.store.report_progress(first, heard)
-    database = Database(Place.parse(url))
+    database = Database(StoreLocation.parse(url))
     with database.writing("making a history") as connection:
 
         def run(statement: str, **values: object) -> None:
@@ -102,7 +102,7 @@ def main() -> None:
             half, steps, deleted = options.days * _DAY / 2, [], True
             while deleted:
                 began = time.perf_counter()
-                deleted = store.prune(Keep(progress=half, decisions=half, slots=half, jobs=half), float(_END))
+                deleted = store.prune(RetentionTimes(progress=half, decisions=half, slots=half, jobs=half), float(_END))
                 steps.append(time.perf_counter() - began)
             show(prune_steps=len(steps), prune_seconds=sum(steps), longest_step_ms=1000 * max(steps),
                  ms=measure(bench, first + options.ticks, options.ticks), bytes=store.size())  # fmt: skip

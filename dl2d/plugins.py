@@ -28,7 +28,7 @@ _NUMBERS = ("float", "int", "bool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class FactoryArguments:
     """Arguments of a policy's factory; it gets those that it takes."""
 
     #: What was learned; None for what comes with the policy.
@@ -50,7 +50,7 @@ def available(group: str) -> dict[str, Any]:
     return found
 
 
-def load_policy(name: str, key: str = "policy.name", given: Given | None = None) -> Policy:
+def load_policy(name: str, key: str = "policy.name", given: FactoryArguments | None = None) -> Policy:
     """A policy by name, which the setting ``key`` gives, made with what it is given.
 
     Raises
@@ -61,7 +61,7 @@ def load_policy(name: str, key: str = "policy.name", given: Given | None = None)
         It does not take what it is given; names the key.
     """
     factory = _pick(POLICIES, name, key)
-    return cast("Policy", _made(factory, name, key, _arguments(factory, name, given or Given())))
+    return cast("Policy", _made(factory, name, key, _arguments(factory, name, given or FactoryArguments())))
 
 
 def takes_checkpoint(name: str) -> bool:
@@ -94,7 +94,7 @@ def _made(factory: Callable[..., Any], name: str, key: str, arguments: Mapping[s
         raise PluginError(f"{key}: plug-in {name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def _arguments(factory: Callable[..., Any], name: str, given: Given) -> dict[str, object]:
+def _arguments(factory: Callable[..., Any], name: str, given: FactoryArguments) -> dict[str, object]:
     """Arguments for a factory, checked against its parameters."""
     parameters = _parameters(factory)
     arguments: dict[str, object] = {}

@@ -20,7 +20,7 @@ from dl2d.core.jobs import JobRequest, JobState, Launch
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.jobs import JobRow, ProgressRow
 from dl2d.store.kind_speeds import SpeedRow
 from dl2d.store.membership_changes import RuntimePlanRow
@@ -72,7 +72,7 @@ def fill(
     half = slots // 2
     shadow = range(half + 1, slots + 1) if shadow_last else range(1, half + 1)
     modes = (Mode.LIVE, Mode.SHADOW) if shadow_last else (Mode.SHADOW, Mode.LIVE)
-    database = Database(Place.parse(url))
+    database = Database(StoreLocation.parse(url))
     with database.writing("filling") as connection:
         rows = _Rows(connection)
         rows.add(PolicyVersionRow, *(_version(number, begin) for number in (1, 2)))

@@ -46,8 +46,8 @@ from dl2d.daemon.policy_versions.active_version import (
     REPAIR,
     check_learning,
     configured_checkpoint,
+    factory_arguments,
     gate_problem,
-    given,
     live_checkpoint,
     nodes_and_requests,
     slot_length_warning,
@@ -58,7 +58,7 @@ from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check.configuration_advice import partition_advice, priorities_advice
@@ -235,7 +235,7 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         if named is not None and (refused := _gate_problem(settings, named)):
             yield Finding(item, False, refused.removeprefix(f"{item}: "))
         elif named is not None or live is None:
-            policy = load_policy(settings.policy.name, given=given(settings, named))
+            policy = load_policy(settings.policy.name, given=factory_arguments(settings, named))
             problem = _start_problem(settings, policy)
             if problem or named is not None or settings.policy.settings:
                 yield Finding(item, not problem, f"{policy.name} version {policy.version} {problem}".rstrip())
@@ -275,7 +275,7 @@ def _live_version(settings: Settings, live: Version, named: Checkpoint | None) -
         )
         return Finding("live version", False, text)
     try:
-        policy = load_policy(settings.policy.name, given=given(settings, checkpoint))
+        policy = load_policy(settings.policy.name, given=factory_arguments(settings, checkpoint))
     except Dl2dError as error:
         item = "policy.settings" if str(error).startswith("policy.settings") else "live version"
         return Finding(item, False, str(error).removeprefix(f"{item}: "))
@@ -381,7 +381,7 @@ def _store(settings: Settings) -> Finding:
 
 def _store_size(settings: Settings) -> str:
     """Size of the store, and where it is a file the room on its disk."""
-    place = Place.parse(settings.store_url)
+    place = StoreLocation.parse(settings.store_url)
     try:
         with closing(Database(place)) as database:
             size = byte_size(database.size())

@@ -14,7 +14,7 @@ from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import SchemaOutdated
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.export import export as write_files
 
 app = typer.Typer(no_args_is_help=True, help="Schema, readers and export of the database.")
@@ -59,7 +59,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write the tables as CSV files, except the commands and environments of jobs; safe beside a running daemon."""
-    place = Place.parse(load_settings(config).store_url)
+    place = StoreLocation.parse(load_settings(config).store_url)
     if place.is_missing():
         raise SchemaOutdated(f"there is no store at {place}")
     with closing(Database(place)) as database, console().status("exporting") as shown:

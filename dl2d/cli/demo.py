@@ -27,7 +27,7 @@ import typer
 import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
-from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, Played, Script
+from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, DemoPlan, DemoResult
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.output import number, print_json, print_tables, table
 from dl2d.cli.shared_options import JsonOption
@@ -96,7 +96,7 @@ def demo(
         raise DemoError(f"{what}; `dl2d demo --keep` keeps the logs of its tasks")
 
 
-def _row(played: Played) -> tuple[str, ...]:
+def _row(played: DemoResult) -> tuple[str, ...]:
     job = played.job
     same = "as the static run's" if played.good else f"DIFFERENT from the static run's {played.static_digest[:12]}"
     seconds = (job.ended_at or played.arrived) - played.arrived
@@ -106,7 +106,7 @@ def _row(played: Played) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _summary(played: Sequence[Played], policy: str) -> str:
+def _summary(played: Sequence[DemoResult], policy: str) -> str:
     """Two lines on the whole."""
     resizes = [plan for each in played for plan in each.plans[1:]]
     middle = statistics.median([plan.suspension_p50_ms for plan in resizes] or [0.0])
@@ -141,7 +141,7 @@ def _signals_as_interrupts() -> Iterator[None]:
 class _Site:
     """A daemon with a folder of its own. As a context: at its end nothing that it started is left running."""
 
-    script: Script
+    script: DemoPlan
     keep: bool
     folder: Path = field(init=False)
     settings: Settings = field(init=False)
@@ -167,7 +167,7 @@ class _Site:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def play(self, say: Callable[[str], None]) -> tuple[Played, ...]:
+    def play(self, say: Callable[[str], None]) -> tuple[DemoResult, ...]:
         """Run all jobs to their end, then the static runs.
 
         Raises
@@ -198,7 +198,7 @@ class _Site:
         say("the same trainings with one worker and one parameter server that never change")
         digests = self._static_digests()
         return tuple(
-            Played(
+            DemoResult(
                 job=job,
                 arrived=at,
                 plans=self.store.runtime_plans(key),
@@ -277,7 +277,7 @@ class _Site:
             manager.close()
 
 
-def _configuration(folder: Path, script: Script) -> Settings:
+def _configuration(folder: Path, script: DemoPlan) -> Settings:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

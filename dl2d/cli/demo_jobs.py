@@ -41,7 +41,7 @@ class DemoJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class DemoPlan:
     """Jobs in the order in which they arrive: each when the one before has trained ``epochs_between`` epochs."""
 
     jobs: tuple[DemoJob, ...]
@@ -50,7 +50,7 @@ class Script:
     pause: float = 0.02
 
 
-FULL: Final = Script(
+FULL: Final = DemoPlan(
     (
         DemoJob("small", "small", 14, "momentum"),
         DemoJob("medium", "medium", 12, "adam"),
@@ -59,7 +59,7 @@ FULL: Final = Script(
     epochs_between=2.5,
     slot_seconds=3.0,
 )
-FAST: Final = Script(
+FAST: Final = DemoPlan(
     (
         DemoJob("first", "small", 6, "momentum"),
         DemoJob("second", "small", 5, "adam"),
@@ -71,7 +71,7 @@ FAST: Final = Script(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class DemoResult:
     """A job of the demo that has ended. Times are seconds since 1970."""
 
     job: Job

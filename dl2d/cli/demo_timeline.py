@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from dl2d.cli.demo_jobs import Played
+from dl2d.cli.demo_jobs import DemoResult
 from dl2d.core.errors import Dl2dError
 
 _COLOURS: Final = ("#3b6fd4", "#e08a1e", "#2f9e63")
@@ -23,7 +23,7 @@ _KEY: Final = (
 )
 
 
-def draw_timeline(jobs: Sequence[Played], subtitle: str, path: Path) -> None:
+def draw_timeline(jobs: Sequence[DemoResult], subtitle: str, path: Path) -> None:
     """Write the picture; its axis begins when the first job arrives.
 
     Raises
@@ -50,7 +50,7 @@ def draw_timeline(jobs: Sequence[Played], subtitle: str, path: Path) -> None:
         raise Dl2dError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _draw_job(axis: Any, played: Played, began: float, colour: str) -> None:
+def _draw_job(axis: Any, played: DemoResult, began: float, colour: str) -> None:
     arrived = played.arrived - began
     ended = (played.job.ended_at or played.arrived) - began
     trained = [(plan.at - began, plan.workers, plan.servers) for plan in played.plans]

@@ -25,7 +25,7 @@ from dl2d.experiments.definition import (
     parse_seeds,
     write_experiment,
 )
-from dl2d.experiments.executors import Executor, Local, Ray
+from dl2d.experiments.executors import Executor, LocalProcesses, Ray
 from dl2d.experiments.report import summary_json, write_report
 from dl2d.experiments.result_statistics import summarise
 from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, read_run, run_cells
@@ -105,7 +105,7 @@ def run(
         raise RequestError("--kinds", problem)
     experiment = changed(found, policies=policy or (), seeds=_seeds(seeds))
     folder = out or Path("experiment-out") / experiment.name
-    runs_on: Executor = Ray() if executor is ExecutorName.RAY else Local(jobs or os.cpu_count() or 1)
+    runs_on: Executor = Ray() if executor is ExecutorName.RAY else LocalProcesses(jobs or os.cpu_count() or 1)
     for note in check_experiment(experiment):
         typer.echo(note, err=True)
     begun = begin_run(experiment, folder, resume=resume)

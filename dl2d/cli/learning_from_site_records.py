@@ -17,7 +17,7 @@ import numpy as np
 from dl2d import __version__
 from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import (
-    Side,
+    TrialPolicy,
     compared_with,
     learned_days,
     on_trial,
@@ -53,7 +53,7 @@ from dl2d.throughput.calibrated_measurements import as_measured, by_kind, merged
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.live_samples import LiveSlot
     from dl2d.learning.dl2_paper.samples import Samples
-    from dl2d.policies.dl2_paper.observation import Sight
+    from dl2d.policies.dl2_paper.observation import ObservationEncoding
     from dl2d.store.policy_versions import SqlRegistry
     from dl2d.store.sql_store import SqlStore
 
@@ -183,8 +183,8 @@ def _learn_dl2_paper(
     first_bundles = imitated or bool(parent.settings["first_bundles"])
     how = replace(how, window=int(parent.settings["window"]), first_bundles=first_bundles)
 
-    def recorded(sight: Sight) -> Samples | None:
-        found = live_samples(live, sight, np.random.default_rng([chosen.seed, _LIVE]))
+    def recorded(encoding: ObservationEncoding) -> Samples | None:
+        found = live_samples(live, encoding, np.random.default_rng([chosen.seed, _LIVE]))
         counts["samples"] = 0 if found is None else len(found)
         tell("live samples", counts["samples"], counts["samples"])
         return found
@@ -279,8 +279,8 @@ def judged(settings: Settings, store: SqlStore, learned: Learned, replays: Repla
     )
     name = version.policy
 
-    def side(checkpoint: Checkpoint) -> Side:
-        return Side(checkpoint.digest, policy_of(settings, checkpoint))
+    def side(checkpoint: Checkpoint) -> TrialPolicy:
+        return TrialPolicy(checkpoint.digest, policy_of(settings, checkpoint))
 
     candidate, split = side(learned.checkpoint), learned.split
     current = compared_with(settings, split, side(_current(settings, store.registry, name)))

@@ -21,7 +21,7 @@ from dl2d.core.policy_registry import Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import (
     configured_checkpoint,
     current_checkpoint,
-    given,
+    factory_arguments,
     keep_version,
     nodes_and_requests,
     read_version,
@@ -122,7 +122,7 @@ def promote(
         if known is None:
             folder = checkpoint_in(version)
             checkpoint = read_checkpoint(folder, policy=name)
-            load_policy(name, given=given(settings, checkpoint))  # it has to be one that can decide
+            load_policy(name, given=factory_arguments(settings, checkpoint))  # it has to be one that can decide
             origin = f"checkpoint {folder.absolute()}"
             known = keep_version(checkpoint, settings.versions_path, registry, at=time.time(), origin=origin)
         why, passed = reason or "promoted by hand", ""
@@ -163,7 +163,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         return ""
     what = f"{name} version {version.digest[:DIGITS]}"
     checkpoint = read_version(version)
-    policy = load_policy(name, given=given(settings, checkpoint))
+    policy = load_policy(name, given=factory_arguments(settings, checkpoint))
     placement, (nodes, requests) = load_placement(settings.placement), nodes_and_requests(store)
     started = start_check(policy, placement, nodes, requests)
     if started.error:
@@ -198,7 +198,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         against = "the live policy version" if settings.mode.acts else "the site's scheduler"
         raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None
     current = trials.compared_with(settings, days, live)
-    candidate = trials.Side(version.digest, trials.policy_of(settings, checkpoint))
+    candidate = trials.TrialPolicy(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
         tell = show_on_bar(display, "comparing")
         trial = trials.on_trial(settings, name, days, candidate, current, tell=tell)
@@ -313,7 +313,7 @@ def _version_of(name: str, settings: Settings) -> str:
                 checkpoint = current_checkpoint(settings, store.registry, name)
         else:
             checkpoint = configured_checkpoint(settings)
-        return load_policy(name, given=given(settings, checkpoint)).version
+        return load_policy(name, given=factory_arguments(settings, checkpoint)).version
     except Dl2dError:
         return ""
 

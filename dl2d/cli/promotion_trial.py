@@ -15,7 +15,7 @@ from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.history_for_simulation import History
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionChange, VersionState
-from dl2d.daemon.policy_versions.active_version import current_checkpoint, given
+from dl2d.daemon.policy_versions.active_version import current_checkpoint, factory_arguments
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.promotion_gate import (
@@ -27,7 +27,7 @@ from dl2d.learning.promotion_gate import (
 )
 from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.split_of_recorded_days import Case, Split, split_history, too_large_in_words
-from dl2d.plugins import POLICIES, Given, available, load_placement, load_policy, takes_checkpoint
+from dl2d.plugins import POLICIES, FactoryArguments, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class TrialPolicy:
     """One of the two policies of a trial."""
 
     #: Of its checkpoint; its name where it has none, ``SITE_SCHEDULER`` for the site's own scheduler.
@@ -54,32 +54,33 @@ def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:
     """The policy of a checkpoint as the site would have it, with the replay's length of an interval."""
     own = settings.policy.settings if settings.policy.name == checkpoint.policy else {}
     return load_policy(
-        checkpoint.policy, given=Given(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings))
+        checkpoint.policy,
+        given=FactoryArguments(checkpoint=checkpoint, settings=own, slot_seconds=slot_seconds(settings)),
     )
 
 
-def deciding(settings: Settings, registry: SqlRegistry) -> Side:
+def deciding(settings: Settings, registry: SqlRegistry) -> TrialPolicy:
     """What the configured policy decides with now: its live version, its checkpoint, or the fallback in its place."""
     name = settings.policy.name
     try:
         checkpoint = current_checkpoint(settings, registry, name)
         if checkpoint is None:  # a plug-in that does not show what it was made with
-            return Side(name, load_policy(name, given=given(settings, None)))
-        return Side(checkpoint.digest, policy_of(settings, checkpoint))
+            return TrialPolicy(name, load_policy(name, given=factory_arguments(settings, None)))
+        return TrialPolicy(checkpoint.digest, policy_of(settings, checkpoint))
     except Dl2dError:  # one that comes with no checkpoint of its own
-        return Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
+        return TrialPolicy(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
 
 
-def site_scheduler(split: Split) -> Side:
+def site_scheduler(split: Split) -> TrialPolicy:
     """The site's own scheduler: replayed where one of dl2d's policies without weights decided on all days that were
     kept back, otherwise the sizes that were recorded on them.
     """
     (name, *others) = sorted({policy for day in split.held_out for policy in day.policies}) or [""]
     is_ours = not others and name in available(POLICIES) and not takes_checkpoint(name)
-    return Side(SITE_SCHEDULER, load_policy(name) if is_ours else None)
+    return TrialPolicy(SITE_SCHEDULER, load_policy(name) if is_ours else None)
 
 
-def compared_with(settings: Settings, split: Split, live: Side) -> Side:
+def compared_with(settings: Settings, split: Split, live: TrialPolicy) -> TrialPolicy:
     """What a candidate is compared with: the live version, or the site's own scheduler where dl2d is not in charge."""
     return live if settings.mode.acts else site_scheduler(split)
 
@@ -136,7 +137,7 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint) ->
 
 
 def on_trial(
-    settings: Settings, name: str, split: Split, candidate: Side, current: Side, *, tell: Tell,
+    settings: Settings, name: str, split: Split, candidate: TrialPolicy, current: TrialPolicy, *, tell: Tell,
     margin: float | None = None, problem: str = "",
 ) -> Trial:  # fmt: skip
     """Compare a candidate with what decides now on the days that were kept back.
@@ -235,19 +236,19 @@ def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell
     since = next((each.at for each in changes if each.digest == live.digest and each.after is VersionState.LIVE), None)
     if since is None or since > split.held_out[0].begin:
         return None
-    fallback = Side(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
-    trial = on_trial(settings, name, split, fallback, Side(SITE_SCHEDULER, None), tell=tell, margin=0.0)
-    verdict = trial.reason.replace(f", {_against(Side(SITE_SCHEDULER, None))}", "")
+    fallback = TrialPolicy(settings.policy.fallback, load_policy(settings.policy.fallback, "policy.fallback"))
+    trial = on_trial(settings, name, split, fallback, TrialPolicy(SITE_SCHEDULER, None), tell=tell, margin=0.0)
+    verdict = trial.reason.replace(f", {_against(TrialPolicy(SITE_SCHEDULER, None))}", "")
     reason = f"fallback {fallback.digest} in place of version {live.digest[:DIGITS]} while that was live: "
     return replace(trial, current=live.digest, reason=reason + verdict)
 
 
-def _against(current: Side) -> str:
+def _against(current: TrialPolicy) -> str:
     how = "its recorded sizes" if current.policy is None else f"policy {current.policy.name}"
     return f"compared with the site's scheduler ({how})"
 
 
-def passed_trial(settings: Settings, registry: SqlRegistry, version: Version, present: Side) -> Trial | None:
+def passed_trial(settings: Settings, registry: SqlRegistry, version: Version, present: TrialPolicy) -> Trial | None:
     """The newest trial that a version passed against what it is compared with now; None for none.
 
     ``present`` decides now. If that is the version itself, as in mode canary, it is the live version that the trial has

@@ -16,11 +16,11 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import encode
 from dl2d.core.policy import Policy
 from dl2d.core.store import Slot
-from dl2d.daemon.policy_versions.active_version import given
+from dl2d.daemon.policy_versions.active_version import factory_arguments
 from dl2d.plugins import (
     PLACEMENTS,
     POLICIES,
-    Given,
+    FactoryArguments,
     available,
     load_placement,
     load_policy,
@@ -125,7 +125,7 @@ def _policies(slot: Slot, settings: Settings, registry: SqlRegistry) -> Iterator
 
 def _versions_of(name: str, made: str, settings: Settings, registry: SqlRegistry) -> Iterator[Policy]:
     """A policy in all its versions that can be made, those that the version ``made`` names first."""
-    own = given(settings, None)
+    own = factory_arguments(settings, None)
     numbers = [settings_in(made), own.settings if name == settings.policy.name else {}, {}]
     checkpoints = _checkpoints(name, made, settings, registry) if takes_checkpoint(name) else iter((None,))
     for checkpoint in checkpoints:
@@ -133,7 +133,7 @@ def _versions_of(name: str, made: str, settings: Settings, registry: SqlRegistry
         for each in numbers:
             for seconds in (own.slot_seconds, None):
                 try:
-                    what = Given(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
+                    what = FactoryArguments(checkpoint=checkpoint, settings=each, slot_seconds=seconds)
                     policy = load_policy(name, given=what)
                 except Dl2dError:
                     continue  # it needs a checkpoint, or never had such settings

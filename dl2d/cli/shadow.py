@@ -21,7 +21,7 @@ from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.store.database import Place
+from dl2d.store.database import StoreLocation
 from dl2d.store.shadow_comparison import shadow_comparison
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def shadow(
     settings = load_settings(config)
     with open_store(settings) as store:
         canary = newest_canary(store, settings)
-    counts, jobs = shadow_comparison(Place.parse(settings.store_url), days, limit)
+    counts, jobs = shadow_comparison(StoreLocation.parse(settings.store_url), days, limit)
     savings = _savings(settings, days) if saved and counts else None
     if as_json:
         tried = None if canary is None else canary_json(*canary)

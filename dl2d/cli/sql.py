@@ -15,7 +15,7 @@ from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import Dl2dError
-from dl2d.store.database import Place
+from dl2d.store.database import StoreLocation
 from dl2d.store.read_only_query import ask, shell_environment
 
 
@@ -31,7 +31,7 @@ def sql(
     Without QUERY it opens sqlite3 or psql on the database, read-only, if standard input is a terminal; otherwise it
     reads the query from there. Views and example queries: docs/sql-cookbook.md.
     """
-    place = Place.parse(load_settings(config).store_url)
+    place = StoreLocation.parse(load_settings(config).store_url)
     if query is None and sys.stdin.isatty():
         if as_json:
             raise typer.BadParameter("--json needs a query: a shell has its own output")
@@ -46,7 +46,7 @@ def sql(
     print_tables(table(titles, [[_shown(value) for value in row] for row in rows]))
 
 
-def _open_shell(place: Place) -> None:
+def _open_shell(place: StoreLocation) -> None:
     """Replace this process by the database's own shell, read-only.
 
     Raises

@@ -47,7 +47,7 @@ def train(
         typer.Option(help="To choose the best weights by. Default: a fifth of the files, other draws of generators."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint, report and state.")] = Path("dl2-out"),
-    design: Annotated[Design, typer.Option(help="What is trained.")] = Design.JUMPS,
+    design: Annotated[Design, typer.Option(help="What is trained.")] = Design.DL2,
     iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = 150,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     hidden: Annotated[
@@ -122,11 +122,11 @@ def train(
     if twin:
         from dl2d.cli.train_in_digital_twin import train_twin  # noqa: PLC0415
 
-        train_twin(site_settings(config, store), options, paper=design is Design.ORIGINAL)
-    elif design is Design.ORIGINAL:
-        from dl2d.cli.train_dl2_paper import train_original  # noqa: PLC0415
+        train_twin(site_settings(config, store), options, paper=design is Design.DL2_PAPER)
+    elif design is Design.DL2_PAPER:
+        from dl2d.cli.train_dl2_paper import train_dl2_paper  # noqa: PLC0415
 
-        train_original(options)
+        train_dl2_paper(options)
     else:
         from dl2d.cli.train_dl2 import train_dl2  # noqa: PLC0415
 

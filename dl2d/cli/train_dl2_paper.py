@@ -25,7 +25,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_c
 _STATE: Final = "state.npz"
 
 
-def train_original(options: TrainOptions) -> None:
+def train_dl2_paper(options: TrainOptions) -> None:
     """Train, showing how far it is, and write the best checkpoint by validation, and a report."""
     began = time.monotonic()
     workloads, validation = training_workloads(options.workload, options.validate, options.seed, options.draws)

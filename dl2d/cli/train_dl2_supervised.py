@@ -11,7 +11,7 @@ import typer
 from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
-from dl2d.cli.promotion_trial import Side, on_trial, policy_of
+from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.trained_policy_replay import check_on_site, replay_line
 from dl2d.config.settings import Settings
@@ -71,7 +71,7 @@ def train_dl2_supervised(
             replays = replayed(found.fitted)
             reason = replays.problem
         if days is not None and not reason:
-            sides = (Side(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
+            sides = (TrialPolicy(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
             trial = on_trial(settings, _DL2, days, *sides, tell=show)
             reason = trial.reason
         is_better = trial is not None and trial.passed

@@ -22,9 +22,9 @@ _VALIDATION_SEEDS: Final = 1_000_000
 class Design(enum.StrEnum):
     """What is trained."""
 
-    JUMPS = "jumps"
+    DL2 = "jumps"
     #: The DL2 paper's own (docs/internals/dl2-paper.md).
-    ORIGINAL = "original"
+    DL2_PAPER = "original"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

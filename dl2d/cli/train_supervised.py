@@ -38,7 +38,7 @@ def supervised(
     store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
     design: Annotated[
         Design, typer.Option(help="What is trained: original, the paper's network, or jumps, dl2.")
-    ] = Design.ORIGINAL,
+    ] = Design.DL2_PAPER,
     slots: Annotated[
         int,
         typer.Option(
@@ -78,7 +78,7 @@ def supervised(
     The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from; with --design
     jumps it is for policy dl2, with fitted weights if jobs of recorded days end sooner with them than with dl2d's own.
     """
-    if design is Design.JUMPS:
+    if design is Design.DL2:
         refuse_inapplicable(context, _NOT_FOR_DL2, "--design jumps")
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
 

@@ -20,7 +20,7 @@ from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.plugins import Given, load_placement, load_policy
+from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.simulation.workload.format import Workload
 from dl2d.tick.policy_starts_jobs_check import requests_to_try, start_check
@@ -76,7 +76,7 @@ def check_on_workloads(checkpoint: Checkpoint, workloads: Sequence[Workload], *,
         It fails, or leaves jobs waiting on an idle cluster.
     """
     found = replay_check(
-        load_policy(checkpoint.policy, given=Given(checkpoint=checkpoint)), LoadBalance(),
+        load_policy(checkpoint.policy, given=FactoryArguments(checkpoint=checkpoint)), LoadBalance(),
         {f"validation workload {number}": each for number, each in enumerate(workloads[:_MAX_WORKLOADS], 1)},
         GuardRules(), clock=time.monotonic, most_seconds=MAX_REPLAY_SECONDS,
         progress=lambda done, total: tell("jobs replayed", done, total),

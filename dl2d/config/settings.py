@@ -33,7 +33,7 @@ from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.input_validation import problems_of
 from dl2d.core.job_request_parser import MAX_TASKS, RequestRules
 from dl2d.core.resources import Resources, parse_resources
-from dl2d.core.store import Keep
+from dl2d.core.store import RetentionTimes
 
 _DAY = 86_400.0
 DEFAULT_PATH = Path("/etc/dl2d/dl2d.yaml")
@@ -63,13 +63,13 @@ class StoreSettings(_Section):
     keep_jobs_days: float = Field(default=730.0, ge=0, le=36_600)
 
     @property
-    def keep(self) -> Keep:
+    def keep(self) -> RetentionTimes:
         """How long what was recorded is kept."""
 
         def seconds(days: float) -> float:
             return _DAY * days if days else math.inf
 
-        return Keep(
+        return RetentionTimes(
             progress=seconds(self.keep_progress_days),
             decisions=seconds(self.keep_decisions_days),
             slots=seconds(self.keep_slots_days),

@@ -15,7 +15,7 @@ RecordedSizes = tuple[tuple[float, Allocation], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ClusterState:
     """The cluster at one moment."""
 
     at: float
@@ -36,7 +36,7 @@ class History:
     #: All that were there at some time in between, in submit order, as they are now.
     jobs: tuple[Job, ...]
     #: At most one an hour, oldest first.
-    sights: tuple[Sight, ...]
+    cluster_states: tuple[ClusterState, ...]
     #: All that was measured of the jobs' kinds, also before.
     speeds: tuple[MeasuredSpeeds, ...]
     #: Changes of membership, as coordinators measured them.

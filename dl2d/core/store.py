@@ -263,7 +263,7 @@ class LeaseSign:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class RetentionTimes:
     """How long a site keeps what it recorded, seconds; infinity for ever."""
 
     #: Progress of jobs over time.

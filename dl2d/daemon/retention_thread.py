@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from dl2d.core.errors import Dl2dError
-from dl2d.core.store import Keep
+from dl2d.core.store import RetentionTimes
 from dl2d.store.sql_store import SqlStore
 
 log = structlog.get_logger()
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 PRUNE_SECONDS = 3600.0
 
 
-def prune(store: SqlStore, keep: Keep, clock: Callable[[], float], stop: threading.Event) -> None:
+def prune(store: SqlStore, keep: RetentionTimes, clock: Callable[[], float], stop: threading.Event) -> None:
     """Delete all rows that are too old, in steps; after each step it pauses as long, so that others can write.
 
     ``clock`` gives seconds since 1970. An error is logged; the next call goes on from there.

@@ -28,7 +28,7 @@ class Executor(Protocol):
         ...
 
 
-class Local:
+class LocalProcesses:
     """Processes on this machine."""
 
     def __init__(self, processes: int) -> None:

@@ -30,8 +30,8 @@ from dl2d.experiments.participants import (
     Participant,
     Setting,
     Training,
-    jumps_settings,
-    original_settings,
+    dl2_paper_settings,
+    dl2_settings,
 )
 from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
@@ -56,7 +56,7 @@ _EARLIER: Final = (0.05, 0.1, 0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class CurvePoint:
     """One point of a learning curve: mean completion time on the validation workloads, in slots."""
 
     step: int
@@ -64,7 +64,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class TuningResult:
     """One combination of settings, and the geometric mean of average completion times; None: some did not end."""
 
     chosen: Mapping[str, float | bool | str]
@@ -85,11 +85,11 @@ class Prepared:
     checkpoint: str = ""
     #: What a step of the curve is, and the time of the validation workloads under DRF.
     unit: str = ""
-    curve: tuple[Look, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
     reference: float = 0.0
     #: What was chosen by tuning, and from what.
     chosen: Mapping[str, float | bool | str] = field(default_factory=dict)
-    tries: tuple[Try, ...] = ()
+    tries: tuple[TuningResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
                 break
             logs.append(math.log(played.avg_jct))
         mean = math.exp(math.fsum(logs) / len(logs)) if len(logs) == len(workloads) else None
-        tries.append(Try(chosen=chosen, jct=mean))
+        tries.append(TuningResult(chosen=chosen, jct=mean))
     ended = [each for each in tries if each.jct is not None]
     if not ended:
         raise WorkloadError("tune", f"{wanted.participant.name} fails with every setting", where=case.name)
@@ -246,10 +246,10 @@ def _train(wanted: Preparation, training: Training, folder: Path) -> Prepared:
         learned, validation = (only(part, sorted(named)[: training.types]) for part in (learned, validation))
     if training.offline:
         learned, validation = ([analytical(one) for one in part] for part in (learned, validation))
-    if training.design is Design.JUMPS:
-        checkpoint, curve, unit = _jumps(training, learned, validation, wanted.seed)
+    if training.design is Design.DL2:
+        checkpoint, curve, unit = _train_dl2(training, learned, validation, wanted.seed)
     else:
-        checkpoint, curve, unit = _original(training, learned, validation, wanted.seed, sorted(named))
+        checkpoint, curve, unit = _train_dl2_paper(training, learned, validation, wanted.seed, sorted(named))
     write_checkpoint(checkpoint, folder / CHECKPOINT)
     rules = preset(PresetName.DL2_PAPER)
     reference = [replay_by_name(REFERENCE, workload, rules).avg_jct for workload in validation]
@@ -283,22 +283,22 @@ def only(workloads: Sequence[Workload], models: Sequence[str]) -> list[Workload]
     return kept
 
 
-def _jumps(
+def _train_dl2(
     training: Training, learned: Sequence[Workload], validation: Sequence[Workload], seed: int
-) -> tuple[Checkpoint, tuple[Look, ...], str]:
-    settings = jumps_settings(training.settings, seed=seed)
+) -> tuple[Checkpoint, tuple[CurvePoint, ...], str]:
+    settings = dl2_settings(training.settings, seed=seed)
     trainer = Trainer(learned, validation, settings)
     state = trainer.explore()
     for reached in trainer.search(state):
         state = reached
     whole = settings.parts.index(max(settings.parts))
-    curve = tuple(Look(step=look.iteration, jct=look.jct[whole]) for look in state.looks)
+    curve = tuple(CurvePoint(step=look.iteration, jct=look.jct[whole]) for look in state.looks)
     return trainer.checkpoint(state, {"training": as_plain(training), "seed": seed}), curve, "iterations of the search"
 
 
-def _original(
+def _train_dl2_paper(
     training: Training, learned: Sequence[Workload], validation: Sequence[Workload], seed: int, named: Sequence[str]
-) -> tuple[Checkpoint, tuple[Look, ...], str]:
+) -> tuple[Checkpoint, tuple[CurvePoint, ...], str]:
     """One training after another, where there is one before; steps are gradient steps of all of them."""
     from dl2d.learning.dl2_paper.trainer import Report, train  # noqa: PLC0415 - torch takes seconds, and is for this alone
 
@@ -315,11 +315,11 @@ def _original(
 
         return train(learned, validation, settings, seed=seed, on_validation=look, **given)
 
-    settings = original_settings(training.design, training.settings)
+    settings = dl2_paper_settings(training.design, training.settings)
     if training.before:
         before = dict(training.before)
         types = int(before.pop("types", 0))
-        first = original_settings(training.design, before)
+        first = dl2_paper_settings(training.design, before)
         parts = [only(part, named[:types]) if types else part for part in (learned, validation)]
         start = train(parts[0], parts[1], first, seed=seed)
         # Looked at on other workloads than those below, so not on the same curve; its steps count.
@@ -332,7 +332,7 @@ def _original(
                 # The rate falls to the end: a shorter imitation is one of its own, not a part of the longer.
                 run(replace(settings, supervised_updates=round(part * settings.supervised_updates)), 0)
         made = run(settings, 0)
-    curve = tuple(Look(step=step, jct=jct) for step, jct in sorted(looks.items()))
+    curve = tuple(CurvePoint(step=step, jct=jct) for step, jct in sorted(looks.items()))
     return made, curve, "gradient steps"
 
 

@@ -57,21 +57,21 @@ Sources = Annotated[tuple[Source, ...], Items(10_000)]
 class Design(enum.StrEnum):
     """Design of a learned policy: dl2d's default, the paper's with corrections, or the paper's text as written."""
 
-    JUMPS = "jumps"
-    ORIGINAL = "original"
+    DL2 = "jumps"
+    DL2_PAPER = "original"
     PAPER = "paper"
 
     @property
     def policy(self) -> str:
         """Name of the policy that uses the trained checkpoint."""
-        return "dl2" if self is Design.JUMPS else "dl2-original"
+        return "dl2" if self is Design.DL2 else "dl2-original"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training(Record):
     """How a participant is trained: everything that determines the result except the seed."""
 
-    design: Design = Design.JUMPS
+    design: Design = Design.DL2
     #: As ``dl2d simulate --workload`` takes them; generators are drawn from ``draws`` times.
     sources: Annotated[Sources, AfterValidator(_without_seed)] = ()
     #: What the best checkpoint is chosen by; where it is empty, other draws of the generators.
@@ -93,7 +93,7 @@ class Training(Record):
             raise bad("sources", "name one or more workloads to learn from")
         if not self.validation and (files := [source for source in self.sources if not is_drawn(source)]):
             raise bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
-        if self.before and self.design is Design.JUMPS:
+        if self.before and self.design is Design.DL2:
             raise bad("before", "the design jumps begins with nothing")
         before = dict(self.before)
         types = before.pop("types", 0)
@@ -101,10 +101,10 @@ class Training(Record):
             raise bad("before.types", f"expected a whole number, got {shown(types)}")
         for part, given in (("settings", self.settings), ("before", before)):
             try:
-                if self.design is Design.JUMPS:
-                    jumps_settings(given, seed=0)
+                if self.design is Design.DL2:
+                    dl2_settings(given, seed=0)
                 else:
-                    original_settings(self.design, given)
+                    dl2_paper_settings(self.design, given)
             except WorkloadError as error:
                 raise bad(f"{part}.{error.key}".rstrip("."), error.problem) from None
         return self
@@ -135,7 +135,7 @@ class Participant(Record):
         if isinstance(given, Participant) or "policy" in given or "name" not in given:
             return given
         training = given.get("training")
-        design = training.get("design", Design.JUMPS) if isinstance(training, Mapping) else None
+        design = training.get("design", Design.DL2) if isinstance(training, Mapping) else None
         policies: list[str] = [each.policy for each in Design if each == design]
         return {**given, "policy": policies[0] if policies else given["name"]}
 
@@ -158,21 +158,21 @@ def plain(name: str) -> Participant:
     return Participant(name=name, policy=name)
 
 
-def original_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
+def dl2_paper_settings(design: Design, given: Mapping[str, Setting]) -> Settings:
     """The settings of the paper's design. Raises ``WorkloadError``."""
     start = PAPER if design is Design.PAPER else Settings()
-    return read(_ORIGINAL, {**to_plain(start), **given}, WorkloadError)
+    return read(_DL2_PAPER_SETTINGS, {**to_plain(start), **given}, WorkloadError)
 
 
-def jumps_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings:
+def dl2_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings:
     """The settings of the default design. Raises ``WorkloadError``."""
     if "seed" in given:
         raise WorkloadError("seed", "cannot be set: the experiment trains with seeds of its own")
-    return replace(read(_JUMPS, given, WorkloadError), seed=seed)
+    return replace(read(_DL2_SETTINGS, given, WorkloadError), seed=seed)
 
 
-_ORIGINAL: Final = TypeAdapter(Settings)
-_JUMPS: Final = TypeAdapter(TrainingSettings)
+_DL2_PAPER_SETTINGS: Final = TypeAdapter(Settings)
+_DL2_SETTINGS: Final = TypeAdapter(TrainingSettings)
 
 
 def inherited(given: object, shared: Training | None) -> object:

@@ -12,7 +12,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.experiments.definition import Case
 from dl2d.experiments.participants import PLACEMENT, Number, Participant
-from dl2d.plugins import Given, load_placement, load_policy
+from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
 from dl2d.simulation.replay import Rules
@@ -62,7 +62,7 @@ def policy_for(participant: Participant, workload: Workload, chosen: Preset, che
     if name in TOLD or (name in chosen.policies and name not in LEARNED):
         raise PluginError(f"policies: {participant.name}: {name} takes no settings under these rules")
     read = None if checkpoint is None else read_checkpoint(checkpoint, policy=name)
-    given = Given(checkpoint=read, settings=dict(participant.settings), slot_seconds=workload.slot_seconds)
+    given = FactoryArguments(checkpoint=read, settings=dict(participant.settings), slot_seconds=workload.slot_seconds)
     return load_policy(name, "policies", given)
 
 

@@ -46,8 +46,8 @@ def _shortened(participant: Participant, quick: Quick) -> Participant:
     if training is None:
         return participant
     # What each design's settings call them, and the values where none are given.
-    every = "every" if training.design is Design.JUMPS else "validate_every"
-    usual = {"iterations": 150, every: 10 if training.design is Design.JUMPS else 20}
+    every = "every" if training.design is Design.DL2 else "validate_every"
+    usual = {"iterations": 150, every: 10 if training.design is Design.DL2 else 20}
 
     def less(given: Mapping[str, Any]) -> dict[str, Any]:
         values = {name: given.get(name, value) for name, value in usual.items()}

@@ -42,9 +42,9 @@ def with_assumed_speeds(history: History) -> History:
     return replace(
         history,
         jobs=tuple(_in_epochs(job, epochs_per_hour.get(job.key, 1.0)) for job in history.jobs),
-        sights=tuple(
+        cluster_states=tuple(
             replace(each, epochs={key: done * epochs_per_hour.get(key, 1.0) for key, done in each.epochs.items()})
-            for each in history.sights
+            for each in history.cluster_states
         ),
         speeds=speeds,
         assumed=frozenset(each.kind for each in assumed),

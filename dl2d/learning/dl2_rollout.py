@@ -57,14 +57,14 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Like:
-    """Jobs that share a surface."""
+    """Jobs that share a Pareto frontier."""
 
     request: JobRequest
     capacity: tuple[int, ...]
 
 
-class Ground:
-    """Workloads to play on: K of them, compiled, with the kinds and the groups of alike jobs.
+class RolloutWorkloads:
+    """Workloads for rollouts: K of them, compiled, with the kinds and the groups of alike jobs.
 
     Parameters
     ----------
@@ -96,12 +96,12 @@ class Ground:
                     self._groups.append(_Like(request, capacity))
                 self.group[number, place] = places[key]
 
-    def surfaces(self, belief: GaussianProcess, optimism: float) -> FrontierArrays:
+    def frontiers(self, model: GaussianProcess, optimism: float) -> FrontierArrays:
         """What is believed of all groups, in their order."""
         names = self.library.resources
         grids = [
             SizeGrid(
-                belief.predict_speeds(like.request, optimism),
+                model.predict_speeds(like.request, optimism),
                 worker=like.request.worker.in_order(names),
                 ps=like.request.ps.in_order(names),
                 capacity=like.capacity,
@@ -117,9 +117,9 @@ class Ground:
         return FrontierArrays(made)
 
 
-def play(
-    ground: Ground,
-    surfaces: FrontierArrays,
+def rollout(
+    compiled: RolloutWorkloads,
+    frontiers: FrontierArrays,
     workloads: Ints,
     weights: Floats,
     *,
@@ -148,16 +148,16 @@ def play(
     to then.
     """
     count = len(workloads)
-    clusters = Clusters(ground.library, count, speed_noise=speed_noise, epochs_error=epochs_error)
+    clusters = Clusters(compiled.library, count, speed_noise=speed_noise, epochs_error=epochs_error)
     rows = np.arange(count)
     clusters.reset(rows, workloads, [np.random.default_rng(seed) for seed in seeds])
     weights = np.broadcast_to(weights, (count, weights.shape[1]))
-    group = ground.group[workloads]
+    group = compiled.group[workloads]
     while True:
         (which,) = np.nonzero(~clusters.over & (clusters.played < most_slots))
         if not len(which):
             break
-        fill(clusters, surfaces, group, which, weights[which])
+        fill(clusters, frontiers, group, which, weights[which])
         report = clusters.end_slot(which)
         if seen is not None:
             seen(clusters, report)
@@ -165,7 +165,7 @@ def play(
     return clusters.mean_completion(waited)
 
 
-def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints, weights: Floats) -> None:
+def fill(clusters: Clusters, frontiers: FrontierArrays, group: Ints, which: Ints, weights: Floats) -> None:
     """Choose and give all sizes of a slot, in the clusters ``which``, shape (k,), with weights (k, weights)."""
     present = clusters.present[which]
     width = int(present.sum(axis=1).max())
@@ -178,25 +178,25 @@ def fill(clusters: Clusters, surfaces: FrontierArrays, group: Ints, which: Ints,
     beyond, least = clusters.done[at] - declared, MIN_WORK_LEFT * declared
     epochs = np.where(beyond > least, clusters.done[at], np.maximum(-beyond, least))  # as epochs_left
     samples = epochs * library.samples[workload[:, None], order]
-    crowd = ClusterJobs.of(surfaces, group[at], here, samples, library.slot_seconds[workload])
+    cluster_jobs = ClusterJobs.of(frontiers, group[at], here, samples, library.slot_seconds[workload])
     states = np.zeros(here.shape, dtype=np.int64)
     free = clusters.capacity[which]
-    chosen = choose_sizes(surfaces, crowd, states, free, weights)
-    short = _give(clusters, surfaces, crowd, which, order, chosen)
+    chosen = choose_sizes(frontiers, cluster_jobs, states, free, weights)
+    short = _give(clusters, frontiers, cluster_jobs, which, order, chosen)
     (again,) = np.nonzero(short.any(axis=1))
     if len(again):
         # What had no room on a node is given to others.
         rest = ClusterJobs(
-            crowd.frontier[again], here[again] & ~short[again], crowd.log_work[again], crowd.load[again],
-            crowd.relative[again],
+            cluster_jobs.frontier[again], here[again] & ~short[again], cluster_jobs.log_work[again],
+            cluster_jobs.load[again], cluster_jobs.relative[again],
         )  # fmt: skip
         left = clusters.capacity[which[again]] - clusters.used.T[which[again]]
-        more = choose_sizes(surfaces, rest, chosen[again], left, weights[again], only_larger=True)
-        _give(clusters, surfaces, rest, which[again], order[again], more)
+        more = choose_sizes(frontiers, rest, chosen[again], left, weights[again], only_larger=True)
+        _give(clusters, frontiers, rest, which[again], order[again], more)
 
 
 def _give(
-    clusters: Clusters, surfaces: FrontierArrays, crowd: ClusterJobs, which: Ints, order: Ints, states: Ints
+    clusters: Clusters, frontiers: FrontierArrays, cluster_jobs: ClusterJobs, which: Ints, order: Ints, states: Ints
 ) -> Bools:
     """Place what was chosen beyond what is there, as the policy does where tasks go to the least used node or nowhere.
 
@@ -205,7 +205,7 @@ def _give(
     Which jobs got less, shape (k, J).
     """
     at = which[:, None], order
-    wanted = np.where(crowd.takes_part[:, :, None], surfaces.sizes[crowd.frontier, states], 0)
+    wanted = np.where(cluster_jobs.takes_part[:, :, None], frontiers.sizes[cluster_jobs.frontier, states], 0)
     more = np.maximum(wanted - clusters.sizes[at], 0)
     weight = task_weight(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
     # Workers, then PSs, of equal weight; then submit order.
@@ -253,9 +253,9 @@ def _lay(clusters: Clusters, which: Ints, order: Ints, turns: Ints, more: Ints) 
     return laid, less[:, :width] | less[:, width:]
 
 
-def measuring(ground: Ground, measurements: Measurements) -> Callable[[Clusters, SlotReport], None]:
+def measuring(compiled: RolloutWorkloads, measurements: Measurements) -> Callable[[Clusters, SlotReport], None]:
     """Counts what the jobs of each slot showed: share of the declared epochs in a whole slot, as samples a second."""
-    library = ground.library
+    library = compiled.library
 
     def seen(clusters: Clusters, report: SlotReport) -> None:
         rows, jobs = np.nonzero(report.present & ((report.workers > 0) | (report.ps > 0)))
@@ -265,12 +265,12 @@ def measuring(ground: Ground, measurements: Measurements) -> Callable[[Clusters,
         workload = clusters.workload[which]
         samples = report.rate[rows, jobs] * clusters.declared[which, jobs] * library.samples[workload, jobs]
         speed = samples / library.slot_seconds[workload]
-        kind, workers, ps = ground.kind[workload, jobs], report.workers[rows, jobs], report.ps[rows, jobs]
+        kind, workers, ps = compiled.kind[workload, jobs], report.workers[rows, jobs], report.ps[rows, jobs]
         keys, where, times = np.unique(
             np.stack([kind, workers, ps], axis=1), axis=0, return_inverse=True, return_counts=True
         )
         totals = np.bincount(where.reshape(-1), speed)
         for key, total, number in zip(keys.tolist(), totals.tolist(), times.tolist(), strict=True):
-            measurements.add(ground.kinds[key[0]], Allocation(key[1], key[2]), total, number)
+            measurements.add(compiled.kinds[key[0]], Allocation(key[1], key[2]), total, number)
 
     return seen

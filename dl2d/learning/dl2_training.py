@@ -18,7 +18,7 @@ from dl2d.core.errors import CheckpointError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.learning import training_state
-from dl2d.learning.dl2_rollout import Ground, Measurements, measuring, play
+from dl2d.learning.dl2_rollout import Measurements, RolloutWorkloads, measuring, rollout
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
@@ -72,7 +72,7 @@ class TrainingSettings(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ValidationResult:
     """One look at the validation workloads: mean completion times in slots, by part of the nodes."""
 
     iteration: int
@@ -90,11 +90,11 @@ class State:
 
     search: Search
     best: Floats
-    looks: tuple[Look, ...]
+    looks: tuple[ValidationResult, ...]
     measured: tuple[MeasuredSpeeds, ...]
 
     @property
-    def best_look(self) -> Look:
+    def best_look(self) -> ValidationResult:
         """The one whose weights are kept."""
         return min(self.looks, key=lambda look: (look.score, look.iteration))
 
@@ -129,11 +129,11 @@ class Trainer:
     ) -> None:
         self.settings = settings
         trained_on = [shrunk(one, part) for part in settings.parts for one in training]
-        self._ground = Ground(trained_on)
+        self._compiled = RolloutWorkloads(trained_on)
         self._trained_on = len(training)
         self._input_ranges = training_ranges((len(one.jobs), len(one.nodes())) for one in trained_on)
         self.validation = [[shrunk(one, part) for one in validation] for part in settings.parts]
-        self._looked_at = Ground([one for list_ in self.validation for one in list_])
+        self._compiled_validation = RolloutWorkloads([one for list_ in self.validation for one in list_])
         self._slot_seconds = float(np.median([one.slot_seconds for one in training]))
 
     def explore(self, progress: Callable[[int, int], None] | None = None) -> State:
@@ -144,35 +144,35 @@ class Trainer:
             if progress is not None:
                 progress(number, settings.rounds)
             rng = np.random.default_rng([settings.seed, _EXPLORING, number])
-            surfaces = self._ground.surfaces(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
+            frontiers = self._compiled.frontiers(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
             workloads = self._draw(settings.explored, rng)
-            play(
-                self._ground, surfaces, workloads, weights[None],
+            rollout(
+                self._compiled, frontiers, workloads, weights[None],
                 seeds=rng.integers(2**62, size=len(workloads)).tolist(),
                 speed_noise=settings.speed_noise, epochs_error=settings.epochs_error,
-                seen=measuring(self._ground, measurements),
+                seen=measuring(self._compiled, measurements),
             )  # fmt: skip
         state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
-        return self._look(state, None)
+        return self._validate(state, None)
 
     def start(self, weights: Floats, measured: Sequence[MeasuredSpeeds]) -> State:
         """Begin with weights and speeds that are there already; then a first look."""
-        return self._look(State(search=Search.at(weights), best=weights, looks=(), measured=tuple(measured)), None)
+        return self._validate(State(search=Search.at(weights), best=weights, looks=(), measured=tuple(measured)), None)
 
     def search(self, state: State) -> Iterator[State]:
         """Go on from a state; gives the state every so many iterations, and at the end."""
         settings = self.settings
         while state.search.iteration < settings.iterations:
             measurements = Measurements(state.measured)
-            surfaces = self._ground.surfaces(GaussianProcess(by_kind(state.measured)), settings.deciding_optimism)
+            frontiers = self._compiled.frontiers(GaussianProcess(by_kind(state.measured)), settings.deciding_optimism)
             search, costs = state.search, np.zeros(1)
             last = min(search.iteration - search.iteration % settings.every + settings.every, settings.iterations)
             while search.iteration < last:
                 rng = np.random.default_rng([settings.seed, _SEARCHING, search.iteration])
-                search, costs = self._iterate(search, surfaces, rng, measurements)
+                search, costs = self._iterate(search, frontiers, rng, measurements)
             measured = measurements.speeds() if settings.measuring else state.measured
             state = replace(state, search=search, measured=measured)
-            state = self._look(state, float(np.exp(costs.mean())))
+            state = self._validate(state, float(np.exp(costs.mean())))
             yield state
 
     def checkpoint(self, state: State, record: Mapping[str, Any]) -> Checkpoint:
@@ -193,17 +193,17 @@ class Trainer:
         )
 
     def _iterate(
-        self, search: Search, surfaces: FrontierArrays, rng: np.random.Generator, measurements: Measurements
+        self, search: Search, frontiers: FrontierArrays, rng: np.random.Generator, measurements: Measurements
     ) -> tuple[Search, Floats]:
         workloads = self._draw(self.settings.batch, rng)
         seeds = rng.integers(2**62, size=len(workloads)).tolist()
 
         def cost(members: Floats) -> Floats:
             count = len(members)
-            jct = play(
-                self._ground, surfaces, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
+            jct = rollout(
+                self._compiled, frontiers, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
                 seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
-                seen=measuring(self._ground, measurements) if self.settings.measuring else None,
+                seen=measuring(self._compiled, measurements) if self.settings.measuring else None,
             )  # fmt: skip
             logs: Floats = np.log(jct).reshape(count, -1).mean(axis=1)
             return logs
@@ -215,12 +215,14 @@ class Trainer:
         parts = (np.arange(count) + rng.integers(len(self.settings.parts))) % len(self.settings.parts)
         return parts * self._trained_on + rng.integers(self._trained_on, size=count)
 
-    def _look(self, state: State, training: float | None) -> State:
-        surfaces = self._looked_at.surfaces(GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism)
+    def _validate(self, state: State, training: float | None) -> State:
+        frontiers = self._compiled_validation.frontiers(
+            GaussianProcess(by_kind(state.measured)), self.settings.deciding_optimism
+        )
         count = len(self.validation[0])
         every = np.arange(count * len(self.validation))
-        jct = play(self._looked_at, surfaces, every, state.search.weights[None], seeds=every.tolist())
-        look = Look(
+        jct = rollout(self._compiled_validation, frontiers, every, state.search.weights[None], seeds=every.tolist())
+        look = ValidationResult(
             iteration=state.search.iteration,
             jct=tuple(jct.reshape(-1, count).mean(axis=1).tolist()),
             score=float(np.log(jct).mean()),
@@ -267,7 +269,7 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
             weights=arrays.pop("weights"), mean=arrays.pop("mean"), square=arrays.pop("square"),
             iteration=words["iteration"],
         )  # fmt: skip
-        looks = tuple(Look(**{**look, "jct": tuple(look["jct"])}) for look in words["looks"])
+        looks = tuple(ValidationResult(**{**look, "jct": tuple(look["jct"])}) for look in words["looks"])
         best, measured = arrays.pop("best"), from_arrays(arrays, words["kinds"])
         given, saved = ({**each, "iterations": 0} for each in (_plain(settings), words["settings"]))
     except (ValueError, KeyError, TypeError) as error:

@@ -52,7 +52,7 @@ class GateSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class PolicyBehaviour:
     """How a policy behaved while it was played."""
 
     decisions: int
@@ -89,8 +89,8 @@ class Compared:
     """How two policies did on the same workloads, and what follows."""
 
     cases: tuple[TrialCase, ...]
-    candidate: Conduct
-    current: Conduct
+    candidate: PolicyBehaviour
+    current: PolicyBehaviour
     verdict: Verdict
     #: Number of jobs compared, and of those of them whose speeds are assumed.
     jobs: int
@@ -98,8 +98,8 @@ class Compared:
 
 
 def judge(
-    cases: Sequence[TrialCase], jobs: int, candidate: Conduct, current: Conduct | None, settings: GateSettings,
-    *, current_problem: str = "",
+    cases: Sequence[TrialCase], jobs: int, candidate: PolicyBehaviour, current: PolicyBehaviour | None,
+    settings: GateSettings, *, current_problem: str = "",
 ) -> Verdict:  # fmt: skip
     """Whether the candidate passes.
 
@@ -235,7 +235,7 @@ def compare(
     ``progress`` is told how many jobs of all replays have ended.
     """
     played: list[TrialCase] = []
-    conducts: dict[str, list[Conduct]] = {"candidate": [], "current": []}
+    conducts: dict[str, list[PolicyBehaviour]] = {"candidate": [], "current": []}
     if current is None:
         cases = [case for case in cases if any(case.sizes.values())]
     if (too_little := too_little_to_compare(cases, settings)) is not None:
@@ -259,10 +259,10 @@ def compare(
                     awaited=case.awaited,
                 )  # fmt: skip
             except Dl2dError as error:
-                conduct = Conduct(decisions=0, guarded=0, slowest=timed.slowest, problem=str(error))
+                conduct = PolicyBehaviour(decisions=0, guarded=0, slowest=timed.slowest, problem=str(error))
             else:
                 # A decision that failed counts, also where the policy was asked again and then had an answer.
-                conduct = Conduct(
+                conduct = PolicyBehaviour(
                     decisions=len(done.decision_ms), guarded=done.guarded, slowest=timed.slowest, problem=done.failure
                 )
                 times[which] = case.times_by_day(done)
@@ -313,8 +313,8 @@ def _started(cases: Sequence[Case], candidate: Policy, placement: Placement) -> 
     return started.problem if started.waiting else ""
 
 
-def _together(conducts: Sequence[Conduct]) -> Conduct:
-    return Conduct(
+def _together(conducts: Sequence[PolicyBehaviour]) -> PolicyBehaviour:
+    return PolicyBehaviour(
         decisions=sum(each.decisions for each in conducts),
         guarded=sum(each.guarded for each in conducts),
         slowest=max((each.slowest for each in conducts), default=0.0),

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.cluster import NodeState
-from dl2d.core.history_for_simulation import History, RecordedSizes, Sight
+from dl2d.core.history_for_simulation import ClusterState, History, RecordedSizes
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
@@ -117,7 +117,7 @@ def _recorded_seconds(history: History) -> Mapping[int, float]:
 
     That is from the first slot of the day to the last, and as long after it as slots usually are apart.
     """
-    times = sorted(sight.at for sight in history.sights)
+    times = sorted(state.at for state in history.cluster_states)
     usual = statistics.median([later - earlier for earlier, later in itertools.pairwise(times)] or [0.0])
     days = ((day, list(seen)) for day, seen in itertools.groupby(times, lambda at: int(at // DAY_SECONDS)))
     return {day: min(seen[-1] + usual, (day + 1) * DAY_SECONDS) - seen[0] for day, seen in days}
@@ -134,11 +134,11 @@ def period_of(history: History, begin: float, end: float) -> Day | None:
 
 def _between(history: History, begin: float, end: float, name: str, *, as_recorded: bool = False) -> Day | None:
     """What came between two times; None where nobody saw the nodes on the first day."""
-    sights = [sight for sight in history.sights if begin <= sight.at < begin + DAY_SECONDS]
-    if not sights:
+    cluster_states = [state for state in history.cluster_states if begin <= state.at < begin + DAY_SECONDS]
+    if not cluster_states:
         return None
     known = {speeds.kind for speeds in history.speeds if any(each.samples_per_second > 0 for each in speeds.points)}
-    nodes = _offered(sights)
+    nodes = _offered(cluster_states)
     jobs, too_large = [], []
     for job in history.jobs:
         found = _day_job(job, begin, end, history) if TrainingKind.of(job.request) in known else None
@@ -148,23 +148,23 @@ def _between(history: History, begin: float, end: float, name: str, *, as_record
                 jobs.append(found)
             elif found.at > 0:
                 too_large.append(found.at)
-    policies = frozenset(each.policy for each in sights)
+    policies = frozenset(each.policy for each in cluster_states)
     return Day(
         name=name, begin=begin, jobs=tuple(jobs), nodes=nodes, policies=policies, too_large=tuple(too_large)
     )  # fmt: skip
 
 
-def _offered(sights: Sequence[Sight]) -> tuple[Resources, ...]:
-    """What each node offered: the median over the sights of each resource, without nodes that then offered nothing.
+def _offered(cluster_states: Sequence[ClusterState]) -> tuple[Resources, ...]:
+    """What each node offered: the median over the states of each resource, without nodes that then offered nothing.
 
-    One sight may be of an hour in which nodes are drained, or held by others, as every night.
+    One state may be of an hour in which nodes are drained, or held by others, as every night.
     """
     seen: dict[str, list[Resources]] = defaultdict(list)
-    for sight in sights:
-        for node in sight.nodes:
+    for state in cluster_states:
+        for node in state.nodes:
             if node.state is NodeState.UP:
                 seen[node.name].append(node.capacity.minus(node.used))
-    missing = {name: [Resources()] * (len(sights) - len(each)) for name, each in seen.items()}
+    missing = {name: [Resources()] * (len(cluster_states) - len(each)) for name, each in seen.items()}
     medians = (_median([*each, *missing[name]]) for name, each in seen.items())
     return tuple(node for node in medians if node.thousandths)
 
@@ -239,7 +239,8 @@ def _day_job(job: Job, begin: float, end: float, history: History) -> DayJob | N
         at, left, declared = max(submitted - begin, 1e-3), real, request.epochs
     else:
         done = next(
-            (each.epochs[job.key] for each in history.sights if each.at >= begin and job.key in each.epochs), real
+            (each.epochs[job.key] for each in history.cluster_states if each.at >= begin and job.key in each.epochs),
+            real,
         )
         if done >= real:
             return None

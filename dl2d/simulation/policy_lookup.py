@@ -10,7 +10,7 @@ from typing import Final
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import PluginError
 from dl2d.core.policy import Policy
-from dl2d.plugins import POLICIES, Given, available, load_policy
+from dl2d.plugins import POLICIES, FactoryArguments, available, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
@@ -42,7 +42,7 @@ def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path 
     """
     if name in LEARNED:
         read = None if checkpoint is None else read_checkpoint(checkpoint, policy=name)
-        return load_policy(name, given=Given(checkpoint=read))
+        return load_policy(name, given=FactoryArguments(checkpoint=read))
     if name in chosen.policies:
         return chosen.policies[name](TrueSpeeds(workload))
     if not chosen.policies:

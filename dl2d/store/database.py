@@ -37,13 +37,13 @@ _NO_ACCESS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreLocation:
     """Where a store is."""
 
     url: URL
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> StoreLocation:
         """Read a URL.
 
         Raises
@@ -106,7 +106,7 @@ class Place:
         )
 
 
-def open_engine(place: Place) -> Engine:
+def open_engine(place: StoreLocation) -> Engine:
     """An engine with our settings; connects to nothing yet.
 
     In SQLite we begin transactions ourselves, because Python's driver would begin them late and always deferred: a
@@ -159,7 +159,7 @@ def _begin_sqlite(connection: Connection) -> None:
 class Database:
     """Transactions on one store, for any number of threads."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StoreLocation) -> None:
         self.place = place
         self.engine = open_engine(place)
         #: Called first in each writing transaction; raises ``AlreadyRunning`` if another daemon has the lease.
@@ -227,7 +227,7 @@ class StoreTables:
 
 
 @contextlib.contextmanager
-def translated(place: Place, doing: str) -> Iterator[None]:
+def translated(place: StoreLocation, doing: str) -> Iterator[None]:
     """Turn every error of SQLAlchemy, a driver or a conversion into one of ours.
 
     Raises
@@ -282,7 +282,7 @@ _NOW_POSTGRESQL = {
 }
 
 
-def _explained(error: Exception, place: Place, doing: str) -> StoreError:
+def _explained(error: Exception, place: StoreLocation, doing: str) -> StoreError:
     cause = getattr(error, "orig", None) or error
     words = place.without_secrets(" ".join(str(cause).split("\n")[0].split()))
     start = f"{doing}: {place}"

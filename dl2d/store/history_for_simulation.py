@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import Connection, and_, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
-from dl2d.core.history_for_simulation import History, RecordedSizes, Sight
+from dl2d.core.history_for_simulation import ClusterState, History, RecordedSizes
 from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
@@ -37,7 +37,7 @@ def read_history(connection: Connection, begin: float, end: float, *, unreported
         begin=begin,
         end=end,
         jobs=tuple(replace(job, launch=NO_LAUNCH) for job in jobs),
-        sights=tuple(_sights(connection, begin, end, unreported=unreported)),
+        cluster_states=tuple(_cluster_states(connection, begin, end, unreported=unreported)),
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),
         starts=tuple(_start_seconds(connection, begin, end)),
@@ -48,14 +48,16 @@ def read_history(connection: Connection, begin: float, end: float, *, unreported
     )
 
 
-def _sights(connection: Connection, begin: float, end: float, *, unreported: bool) -> Iterable[Sight]:
+def _cluster_states(connection: Connection, begin: float, end: float, *, unreported: bool) -> Iterable[ClusterState]:
     """The cluster in the first slot of each hour."""
     between = (SlotRow.at >= begin) & (SlotRow.at < end)
     numbers = select(SlotRow.number, SlotRow.at, SlotRow.policy).where(between).order_by(SlotRow.at, SlotRow.number)
     hours: dict[int, tuple[int, str]] = {}
     for number, at, policy in connection.execute(numbers):
         hours.setdefault(int(at // _HOUR), (number, policy))
-    return [_sight(snapshot(connection, number), policy, unreported=unreported) for number, policy in hours.values()]
+    return [
+        _cluster_state(snapshot(connection, number), policy, unreported=unreported) for number, policy in hours.values()
+    ]
 
 
 def _sizes_of_ended(jobs: Iterable[Job], begin: float, end: float) -> dict[JobKey, RecordedSizes]:
@@ -105,7 +107,7 @@ def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable
     return [confirmed - asked for asked, confirmed in connection.execute(events)]
 
 
-def _sight(seen: Snapshot, policy: str, *, unreported: bool) -> Sight:
+def _cluster_state(seen: Snapshot, policy: str, *, unreported: bool) -> ClusterState:
     others = set() if unreported else {job.key for job in seen.jobs if job.unreported}
     ours: dict[str, list[Resources]] = defaultdict(list)
     for task in seen.tasks:
@@ -116,4 +118,4 @@ def _sight(seen: Snapshot, policy: str, *, unreported: bool) -> Sight:
         for node in seen.nodes
     )
     epochs = {job.key: job.progress.epoch for job in seen.jobs if job.key not in others}
-    return Sight(seen.at, nodes, epochs, policy)
+    return ClusterState(seen.at, nodes, epochs, policy)

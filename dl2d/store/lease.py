@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
-from dl2d.store.database import Database, Place, translated
+from dl2d.store.database import Database, StoreLocation, translated
 from dl2d.store.row_mapping import ZERO, Base, FreeText
 
 
@@ -62,7 +62,7 @@ class FileLease(Lease):
     It cannot be lost: the kernel releases it only when the process ends.
     """
 
-    def __init__(self, place: Place, file: Path) -> None:
+    def __init__(self, place: StoreLocation, file: Path) -> None:
         self._place = place
         # Symbolic links are resolved, so that daemons that reach one file by different paths use one lock.
         real = Path(os.path.realpath(file))
@@ -114,7 +114,7 @@ class ServerLease(Lease):
 
     _KEY = int.from_bytes(hashlib.sha256(b"dl2d daemon lease").digest()[:8], "big", signed=True)
 
-    def __init__(self, place: Place, engine: Engine) -> None:
+    def __init__(self, place: StoreLocation, engine: Engine) -> None:
         self._place = place
         self._engine = engine
         self._connection: Connection | None = None

@@ -12,12 +12,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dl2d.core.errors import RequestError, SchemaOutdated
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 
 Rows = list[tuple[Any, ...]]
 
 
-def ask(place: Place, query: str) -> tuple[list[str], Rows]:
+def ask(place: StoreLocation, query: str) -> tuple[list[str], Rows]:
     """Column names and rows of a query's answer. Nothing can be changed.
 
     Raises
@@ -32,7 +32,7 @@ def ask(place: Place, query: str) -> tuple[list[str], Rows]:
 
 
 @contextlib.contextmanager
-def _read_only(place: Place) -> Iterator[Connection]:
+def _read_only(place: StoreLocation) -> Iterator[Connection]:
     if place.is_missing():
         raise SchemaOutdated(
             f"there is no database at {place}; the daemon's first start or `dl2d db upgrade` creates it"
@@ -65,7 +65,7 @@ def _answer(connection: Connection, query: str) -> tuple[list[str], Rows]:
     return list(found.keys()), rows
 
 
-def shell_environment(place: Place) -> dict[str, str]:
+def shell_environment(place: StoreLocation) -> dict[str, str]:
     """Variables that make psql open this database read-only; a password on its command line would be seen by all."""
     url = place.url
     query = {key: value for key, value in url.query.items() if isinstance(value, str)}

@@ -11,7 +11,7 @@ from typing import cast
 
 from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
-from dl2d.core.store import Keep
+from dl2d.core.store import RetentionTimes
 from dl2d.store.canaries import CanaryJobRow
 from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.jobs import JobRow, ProgressRow
@@ -48,7 +48,7 @@ _JOB_WITH_OLD_PROGRESS = text("""
 """)
 
 
-def prune(connection: Connection, keep: Keep, now: float) -> int:
+def prune(connection: Connection, keep: RetentionTimes, now: float) -> int:
     """Delete some of the rows that are too old; returns how many, 0 if there are none left.
 
     ``now`` is in seconds since 1970.

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text, update
 
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError
 from dl2d.store import sqlite_file
-from dl2d.store.database import LOCK_SECONDS, Database, Place, translated
+from dl2d.store.database import LOCK_SECONDS, Database, StoreLocation, translated
 from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.views import create_views, describe, readable
 
@@ -52,7 +52,7 @@ def head() -> str:
 
 def current(url: str) -> str | None:
     """Revision that the database has; None where it is empty or does not exist yet."""
-    place = Place.parse(url)
+    place = StoreLocation.parse(url)
     if place.in_memory or place.is_missing():
         return None
     doing = "reading the schema's version"
@@ -75,7 +75,7 @@ def upgrade(url: str) -> None:
     StoreUnavailable
         It cannot be reached or written.
     """
-    place = Place.parse(url)
+    place = StoreLocation.parse(url)
     if place.in_memory:
         return
     if place.file is not None:
@@ -111,7 +111,7 @@ def grant_reading(url: str, role: str) -> None:
     StoreError
         The database is not PostgreSQL, or has no such role.
     """
-    place = Place.parse(url)
+    place = StoreLocation.parse(url)
     if not place.is_postgresql:
         raise StoreError(f"{place} is an SQLite file, which has no roles: give the file to a group that may read it")
     with contextlib.closing(Database(place)) as database, database.writing(f"granting {role} to read") as connection:
@@ -146,13 +146,13 @@ def make_in_memory(database: Database) -> None:
 
 @functools.cache
 def _made_in_memory() -> Database:
-    database = Database(Place.parse("sqlite://"))
+    database = Database(StoreLocation.parse("sqlite://"))
     with database.writing("making the schema") as connection:
         migrate(connection)
     return database
 
 
-def check(connection: Connection, place: Place) -> None:
+def check(connection: Connection, place: StoreLocation) -> None:
     """Raise ``SchemaOutdated`` unless the database has exactly the schema that this code needs."""
     found = revision_of(connection)
     if found == head():
@@ -164,7 +164,7 @@ def check(connection: Connection, place: Place) -> None:
                          "run `dl2d db upgrade`")  # fmt: skip
 
 
-def check_known(found: str | None, place: Place) -> None:
+def check_known(found: str | None, place: StoreLocation) -> None:
     """Raise ``SchemaOutdated`` where the revision is one that this code does not know: newer, or from long before."""
     if found is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dl2d.store.database import Place
+from dl2d.store.database import StoreLocation
 from dl2d.store.read_only_query import ask
 
 # The index on the slot finds these decisions; days_ago of shadow_decisions would be computed for the whole history.
@@ -27,7 +27,9 @@ ORDER BY different DESC, job LIMIT {limit:d}
 """
 
 
-def shadow_comparison(place: Place, days: float, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def shadow_comparison(
+    place: StoreLocation, days: float, limit: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Decisions of the last days in mode shadow, compared with what the site's scheduler gave.
 
     First by policy and version: how many gave a job the same, more or less. Then at most ``limit`` jobs for which most

@@ -18,10 +18,10 @@ from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import JobKey, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
-from dl2d.core.store import Keep, LeaseSign, TaskReport
+from dl2d.core.store import LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema
 from dl2d.store.canaries import SqlCanaries
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.history_for_simulation import read_history
 from dl2d.store.jobs import SqlJobs, report_progress
 from dl2d.store.kind_speeds import speeds
@@ -60,7 +60,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
     """
 
     def __init__(self, url: str, *, progress_seconds: float = 10.0) -> None:
-        self._place = Place.parse(url)
+        self._place = StoreLocation.parse(url)
         self._progress_seconds = progress_seconds
         if self._place.is_missing():
             raise SchemaOutdated(
@@ -194,7 +194,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         with self._database.reading("reading what was recorded") as connection:
             return read_history(connection, begin, end, unreported=unreported)
 
-    def prune(self, keep: Keep, now: float) -> int:
+    def prune(self, keep: RetentionTimes, now: float) -> int:
         """Delete some rows that are too old, or give back some space; returns 0 if there is nothing left to do."""
         with self._database.writing("deleting old rows", durable=False) as connection:
             return retention.prune(connection, keep, now) or retention.give_back_space(connection)

@@ -64,8 +64,9 @@ def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None
     def reason(min_jobs: int) -> str:
         learning = settings.learning.model_copy(update={"gate_min_jobs": min_jobs})
         trial = promotion_trial.on_trial(
-            settings.model_copy(update={"learning": learning}), "drf", split, promotion_trial.Side("other", Drf()),
-            promotion_trial.Side(SITE_SCHEDULER, None), tell=lambda *_, **__: None,
+            settings.model_copy(update={"learning": learning}), "drf", split,
+            promotion_trial.TrialPolicy("other", Drf()), promotion_trial.TrialPolicy(SITE_SCHEDULER, None),
+            tell=lambda *_, **__: None,
         )  # fmt: skip
         return trial.reason
 

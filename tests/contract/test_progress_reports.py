@@ -15,7 +15,7 @@ from policies.dl2_paper.test_policy import a_checkpoint
 
 from dl2d.core.decision import Reason
 from dl2d.core.jobs import Allocation
-from dl2d.plugins import POLICIES, Given, available, load_policy
+from dl2d.plugins import POLICIES, FactoryArguments, available, load_policy
 from dl2d.testing import make_nodes
 from dl2d.tick.record import Report
 
@@ -33,7 +33,9 @@ JOBS = (
 @pytest.fixture
 def worlds(request: pytest.FixtureRequest) -> Iterator[list[ApiWorld]]:
     # No checkpoint of the paper's network comes with dl2d.
-    given = Given(checkpoint=a_checkpoint(resources=["cpu", "gpu"])) if request.param == "dl2-original" else None
+    given = (
+        FactoryArguments(checkpoint=a_checkpoint(resources=["cpu", "gpu"])) if request.param == "dl2-original" else None
+    )
     made = [
         ApiWorld(policy=load_policy(request.param, given=given), cluster_nodes=make_nodes(2, cpu=12, gpu=3))
         for _ in range(2)

@@ -13,7 +13,7 @@ from experiments.runners import broken, deadly, endless, quick, spoiled
 from variants import first
 
 from dl2d.experiments.definition import Case, Experiment
-from dl2d.experiments.executors import Local, Ray
+from dl2d.experiments.executors import LocalProcesses, Ray
 from dl2d.experiments.participants import plain
 from dl2d.experiments.run_simulation import Cell, cells_of
 
@@ -30,15 +30,15 @@ def cells(seeds: int = 3, name: str = "case") -> tuple[Cell, ...]:
 @pytest.mark.parametrize("processes", [1, 3])
 def test_every_cell_is_run_once_in_another_process(processes: int) -> None:
     given = cells()
-    found = list(Local(processes).map(quick, given))
+    found = list(LocalProcesses(processes).map(quick, given))
     assert sorted((each.policy, each.seed) for each in found) == sorted((cell.policy, cell.seed) for cell in given)
     assert {each.policy: each.result.avg_jct for each in found if each.seed == 2} == {"drf": 6.0, "fifo": 9.0}
 
 
 def test_a_failing_cell_does_not_spoil_the_others() -> None:
-    errors = {(each.policy, each.seed): each.error for each in Local(2).map(spoiled, cells()) if each.error}
+    errors = {(each.policy, each.seed): each.error for each in LocalProcesses(2).map(spoiled, cells()) if each.error}
     assert errors == {("fifo", 1): "cannot decide"}
-    found = list(Local(2).map(broken, cells()))
+    found = list(LocalProcesses(2).map(broken, cells()))
     assert {each.error for each in found if each.policy == "fifo"} == {"KeyError: 'nothing'"}
     assert all("in broken" in each.trace for each in found if each.policy == "fifo")
     assert all(each.result is not None for each in found if each.policy == "drf")
@@ -46,14 +46,14 @@ def test_a_failing_cell_does_not_spoil_the_others() -> None:
 
 @pytest.mark.parametrize("processes", first(1, (3, 1)))
 def test_a_process_that_dies_costs_its_own_cell_alone(processes: int) -> None:
-    found = list(Local(processes).map(deadly, cells(4)))
+    found = list(LocalProcesses(processes).map(deadly, cells(4)))
     assert len(found) == 8
     errors = {(each.policy, each.seed): each.error for each in found if each.error}
     assert errors == {("fifo", 1): "its process died; was it killed, perhaps for want of memory?"}
 
 
 def test_closing_ends_what_is_running(tmp_path: Path) -> None:
-    results = Local(2).map(endless, cells(2, str(tmp_path)))
+    results = LocalProcesses(2).map(endless, cells(2, str(tmp_path)))
     assert next(results).seed == 0
     assert next(results).seed == 0
     while not (started := list(tmp_path.iterdir())):

@@ -28,8 +28,8 @@ from dl2d.experiments.participants import (
     Design,
     Participant,
     Training,
-    jumps_settings,
-    original_settings,
+    dl2_paper_settings,
+    dl2_settings,
     plain,
 )
 from dl2d.experiments.run_simulation import cells_of
@@ -77,14 +77,14 @@ def test_participants_have_what_all_share_and_what_is_their_own(mine: Experiment
     assert mine.participant("drf") == plain("drf")
     assert mine.participant("paper") == Participant(
         name="paper", policy="dl2-original",
-        training=Training(design=Design.ORIGINAL, sources=sources, settings={"iterations": 100, "window": 5}),
+        training=Training(design=Design.DL2_PAPER, sources=sources, settings={"iterations": 100, "window": 5}),
     )  # fmt: skip
     assert mine.participant("imitated").training == Training(
-        design=Design.ORIGINAL, sources=sources, types=2, settings={"iterations": 0}
+        design=Design.DL2_PAPER, sources=sources, types=2, settings={"iterations": 0}
     )
     # Settings of one design say nothing to another.
     assert mine.participant("jumps") == Participant(
-        name="jumps", policy="dl2", training=Training(design=Design.JUMPS, sources=sources, draws=4)
+        name="jumps", policy="dl2", training=Training(design=Design.DL2, sources=sources, draws=4)
     )
     assert mine.participant("careful dl2") == Participant(
         name="careful dl2", policy="dl2", settings={"resize_seconds": 20}
@@ -179,10 +179,10 @@ def test_tuning_tries_all_combinations() -> None:
 
 
 def test_settings_are_of_the_designs_own_kinds() -> None:
-    made = original_settings(Design.ORIGINAL, {"network": "dense", "gamma": 0, "iterations": 3.0, "critic": False})
+    made = dl2_paper_settings(Design.DL2_PAPER, {"network": "dense", "gamma": 0, "iterations": 3.0, "critic": False})
     assert (made.network.value, made.gamma, made.iterations, made.critic) == ("dense", 0.0, 3, False)
-    assert original_settings(Design.PAPER, {}).reward.value == "progress"
-    assert jumps_settings({"iterations": 7}, seed=4).seed == 4
+    assert dl2_paper_settings(Design.PAPER, {}).reward.value == "progress"
+    assert dl2_settings({"iterations": 7}, seed=4).seed == 4
 
 
 def entry(**changes: object) -> dict[str, object]:

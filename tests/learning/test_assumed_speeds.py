@@ -12,7 +12,7 @@ import pytest
 from recorded_site import MONDAY, QUIET_DAYS, record
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.history_for_simulation import History, Sight
+from dl2d.core.history_for_simulation import ClusterState, History
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.learning.assumed_speeds import with_assumed_speeds, with_recorded_times
@@ -51,7 +51,7 @@ def silent(number: int, model: str = "bert") -> Job:
 def a_history(sizes: dict[Job, int], *speeds: MeasuredSpeeds) -> History:
     return History(
         begin=0.0, end=DAY_SECONDS, jobs=tuple(sizes), speeds=speeds, plans=(), starts=(),
-        sights=(Sight(60.0, (), {job.key: 1.0 for job in sizes}),),
+        cluster_states=(ClusterState(60.0, (), {job.key: 1.0 for job in sizes}),),
         sizes={job.key: ((9.0, Allocation(workers, 0)),) for job, workers in sizes.items()},
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_what_a_job_does_is_what_it_took_its_time_for() -> None:
     # In the same time, twice the workers are taken to do more, but less than twice as much.
     assert 1.1 * RAN < third.progress.epoch < 2 * RAN
     assert third.request.epochs / LIMIT == pytest.approx(third.progress.epoch / RAN)
-    assert found.sights[0].epochs[third.key] == pytest.approx(third.progress.epoch / RAN)
+    assert found.cluster_states[0].epochs[third.key] == pytest.approx(third.progress.epoch / RAN)
 
 
 def test_what_was_measured_stays() -> None:

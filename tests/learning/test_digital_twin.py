@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning.test_recorded_days import SEEN, a_history, a_job, a_request, measured, sights_of
+from learning.test_recorded_days import SEEN, a_history, a_job, a_request, cluster_states_of, measured
 from recorded_site import MONDAY, a_site, record
 
 from dl2d.core.cluster import Node
@@ -284,7 +284,7 @@ class TestSplit:
             a_job(number, number * 9000.0, state=JobState.FINISHED if number * 9000.0 < over else JobState.RUNNING)
             for number in range(1, 58)
         ]
-        history = replace(a_history(*jobs, sights=sights_of(6)), end=MONDAY + 6 * DAY_SECONDS)
+        history = replace(a_history(*jobs, cluster_states=cluster_states_of(6)), end=MONDAY + 6 * DAY_SECONDS)
         split = split_history(history, SLOT, seed=0, min_days=min_days, draws=2, tests=2)
         assert [day.name for day in split.held_out] == [f"2025-10-{day}" for day in kept_back]
         assert len(split.trained_on) == 6 - len(kept_back)
@@ -303,8 +303,8 @@ class TestSplit:
         """A replay of them ended with a traceback."""
         jobs = [replace(a_job(number, number * 9000.0, max_workers=1001), static=True) for number in range(1, 28)]
         sizes = {job.key: ((MONDAY + 1.0, Allocation(1001 if job.key.id == "12" else 2, 1)),) for job in jobs}
-        large = sights_of(3, (Node("n1", Resources.of(cpu=9999, gpu=9999)),))
-        history = with_assumed_speeds(replace(a_history(*jobs, sights=large, speeds=()), sizes=sizes))
+        large = cluster_states_of(3, (Node("n1", Resources.of(cpu=9999, gpu=9999)),))
+        history = with_assumed_speeds(replace(a_history(*jobs, cluster_states=large, speeds=()), sizes=sizes))
         split = split_history(history, SLOT, seed=0, min_days=2, draws=1, tests=2)
         assert sum(split.period_cases[0].jobs.values()) == 17
         assert split.too_large == 1
@@ -340,7 +340,7 @@ def test_a_recorded_site_gives_its_own_days_back(tmp_path: Path) -> None:
         assert job.at == pytest.approx(really.submit_slot * site.slot_seconds % DAY_SECONDS, abs=1.1)
     left_over = [job for day in days for job in day.jobs if job.at == 0]
     assert left_over
-    assert len(history.sights) <= 24 * 8
+    assert len(history.cluster_states) <= 24 * 8
     assert all(Counter(day.nodes) == {site.cluster[0].resources: site.cluster[0].count} for day in days)
     true = {model: speed.grid(8, 8) for model, speed in site.speeds.items()}
     for speeds in history.speeds:

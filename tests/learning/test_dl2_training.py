@@ -14,7 +14,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.errors import CheckpointError
 from dl2d.core.packing import Packing
-from dl2d.learning.dl2_rollout import Ground, Measurements, measuring, play
+from dl2d.learning.dl2_rollout import Measurements, RolloutWorkloads, measuring, rollout
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings, load_state, save_state, shrunk
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.policies.dl2.policy import Dl2
@@ -96,7 +96,7 @@ def test_training_finds_better_weights_than_it_began_with() -> None:
     trainer = Trainer([tiny(1, 12), tiny(2, 12)], [tiny(9, 12)], settings)
     state = trainer.explore()
     nothing = np.zeros_like(state.search.weights)
-    state = trainer._look(replace(state, search=Search.at(nothing), best=nothing, looks=()), None)
+    state = trainer._validate(replace(state, search=Search.at(nothing), best=nothing, looks=()), None)
     start = state.looks[0].score
     for reached in trainer.search(state):
         state = reached
@@ -137,11 +137,11 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
     state = trainer.explore()
     policy = Dl2(trainer.checkpoint(state, {}), slot_seconds=60.0, optimism=0.0)
     for workload in (*workloads, drawn(seed, jobs=8)):  # nodes of the last one are not alike
-        ground = Ground([replace(workload, slot_seconds=60.0)])
-        surfaces = ground.surfaces(GaussianProcess(by_kind(state.measured)), 0.0)
+        compiled = RolloutWorkloads([replace(workload, slot_seconds=60.0)])
+        frontiers = compiled.frontiers(GaussianProcess(by_kind(state.measured)), 0.0)
         seen: list[Clusters] = []
-        jct = play(
-            ground, surfaces, np.zeros(1, int), state.best[None], seeds=[0],
+        jct = rollout(
+            compiled, frontiers, np.zeros(1, int), state.best[None], seeds=[0],
             seen=lambda clusters, report, seen=seen: seen.append(clusters),
         )  # fmt: skip
         again = replace(workload, slot_seconds=60.0)
@@ -153,18 +153,23 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
 
 def test_speeds_are_what_jobs_showed_and_the_table_is_not_read() -> None:
     """With what the clusters report scaled by 3, the belief is too: it comes from nowhere else."""
-    ground = Ground([tiny(1)])
+    compiled = RolloutWorkloads([tiny(1)])
     believed = []
     for factor in (1.0, 3.0):
         measurements = Measurements()
-        count = measuring(ground, measurements)
+        count = measuring(compiled, measurements)
 
         def seen(clusters: Any, report: Any, count: Any = count, factor: float = factor) -> None:
             count(clusters, replace(report, rate=report.rate * factor))
 
-        surfaces = ground.surfaces(GaussianProcess(by_kind(())), 2.0)
-        play(
-            ground, surfaces, np.zeros(1, int), initial_weights(0, np.random.default_rng(0))[None], seeds=[0], seen=seen
+        frontiers = compiled.frontiers(GaussianProcess(by_kind(())), 2.0)
+        rollout(
+            compiled,
+            frontiers,
+            np.zeros(1, int),
+            initial_weights(0, np.random.default_rng(0))[None],
+            seeds=[0],
+            seen=seen,
         )
         believed.append(
             {

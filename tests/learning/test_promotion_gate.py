@@ -20,7 +20,7 @@ from dl2d.core.jobs import Allocation, Owner
 from dl2d.core.packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
-from dl2d.learning.promotion_gate import Compared, Conduct, GateSettings, Verdict, compare, judge
+from dl2d.learning.promotion_gate import Compared, GateSettings, PolicyBehaviour, Verdict, compare, judge
 from dl2d.learning.split_of_recorded_days import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
@@ -29,7 +29,7 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source
 from dl2d.tick.tick_context import GuardRules
 
-GOOD = Conduct(decisions=100, guarded=10, slowest=0.1, problem="")
+GOOD = PolicyBehaviour(decisions=100, guarded=10, slowest=0.1, problem="")
 
 
 SETTINGS = GateSettings(timeout=5.0)
@@ -49,7 +49,7 @@ def by_draw(*logs: float) -> list[TrialCase]:
     ]
 
 
-def judged(found: list[TrialCase], conduct: Conduct = GOOD, jobs: int = 100) -> Verdict:
+def judged(found: list[TrialCase], conduct: PolicyBehaviour = GOOD, jobs: int = 100) -> Verdict:
     return judge(found, jobs, conduct, GOOD, SETTINGS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from recorded_site import MONDAY
 
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.history_for_simulation import History, Sight
+from dl2d.core.history_for_simulation import ClusterState, History
 from dl2d.core.jobs import (
     NO_LAUNCH,
     NOTHING,
@@ -57,19 +57,22 @@ def measured(*points: tuple[int, int, float], **kind: Any) -> MeasuredSpeeds:
 SEEN = measured((1, 1, 10.0), (2, 2, 18.0), (4, 4, 30.0))
 
 
-def sights_of(days: int, nodes: tuple[Node, ...] = (NODE,)) -> tuple[Sight, ...]:
+def cluster_states_of(days: int, nodes: tuple[Node, ...] = (NODE,)) -> tuple[ClusterState, ...]:
     """The nodes, seen once an hour of each day."""
-    return tuple(Sight(MONDAY + hour * 3600.0 + 60, nodes, {}) for hour in range(days * 24))
+    return tuple(ClusterState(MONDAY + hour * 3600.0 + 60, nodes, {}) for hour in range(days * 24))
 
 
 def a_history(
-    *jobs: Job, sights: tuple[Sight, ...] | None = None, speeds: tuple[MeasuredSpeeds, ...] = (SEEN,), **more: Any
+    *jobs: Job,
+    cluster_states: tuple[ClusterState, ...] | None = None,
+    speeds: tuple[MeasuredSpeeds, ...] = (SEEN,),
+    **more: Any,
 ) -> History:
     days = 3
-    if sights is None:
-        sights = sights_of(days)
+    if cluster_states is None:
+        cluster_states = cluster_states_of(days)
     return History(
-        begin=MONDAY, end=MONDAY + days * DAY_SECONDS, jobs=jobs, sights=sights, speeds=speeds,
+        begin=MONDAY, end=MONDAY + days * DAY_SECONDS, jobs=jobs, cluster_states=cluster_states, speeds=speeds,
         plans=more.get("plans", ()), starts=more.get("starts", ()),
     )  # fmt: skip
 
@@ -86,11 +89,11 @@ class TestDays:
     def test_a_job_that_lasts_over_midnight_is_there_next_morning_with_what_it_has_left(self) -> None:
         job = a_job(1, DAY_SECONDS - 100.0, epoch=8.0, ended=DAY_SECONDS + 9000.0)
         other = a_job(2, DAY_SECONDS + 50.0)
-        sights = tuple(
-            replace(sight, epochs={24: {job.key: 3.0}, 25: {job.key: 6.0}}.get(hour, {}))
-            for hour, sight in enumerate(sights_of(2))
+        cluster_states = tuple(
+            replace(state, epochs={24: {job.key: 3.0}, 25: {job.key: 6.0}}.get(hour, {}))
+            for hour, state in enumerate(cluster_states_of(2))
         )
-        one, two = days_of(a_history(job, other, sights=sights))
+        one, two = days_of(a_history(job, other, cluster_states=cluster_states))
         assert [(each.at, each.epochs) for each in one.jobs] == [(DAY_SECONDS - 100.0, 8.0)]
         assert [(each.at, each.epochs, each.declared) for each in two.jobs] == [(0.0, 5.0, 7.0), (50.0, 10.0, 10.0)]
 
@@ -125,7 +128,7 @@ class TestDays:
             Node("a", Resources.of(cpu=8, gpu=4), Resources.of(cpu=3)),
             Node("b", Resources.of(cpu=8, gpu=4), state=NodeState.DOWN),
         )
-        (day,) = days_of(a_history(a_job(1, 1.0), sights=sights_of(1, nodes)))
+        (day,) = days_of(a_history(a_job(1, 1.0), cluster_states=cluster_states_of(1, nodes)))
         assert day.nodes == (Resources.of(cpu=5, gpu=4),)
 
     @pytest.mark.parametrize("away", [{"state": NodeState.DRAINING}, {"used": Resources.of(cpu=8, gpu=4)}, None])
@@ -134,11 +137,11 @@ class TestDays:
         gone = () if away is None else (msgspec.structs.replace(OTHER, **away),)
 
         def nodes(hours: int) -> tuple[Resources, ...]:
-            sights = tuple(
-                replace(sight, nodes=(NODE, *gone)) if hour < hours else sight
-                for hour, sight in enumerate(sights_of(1, (NODE, OTHER)))
+            cluster_states = tuple(
+                replace(state, nodes=(NODE, *gone)) if hour < hours else state
+                for hour, state in enumerate(cluster_states_of(1, (NODE, OTHER)))
             )
-            (day,) = days_of(a_history(a_job(1, 1.0), sights=sights))
+            (day,) = days_of(a_history(a_job(1, 1.0), cluster_states=cluster_states))
             return day.nodes
 
         assert nodes(11) == (NODE.capacity, OTHER.capacity)
@@ -164,23 +167,23 @@ class TestDays:
 
     def test_a_day_of_which_less_than_half_was_recorded_is_none(self) -> None:
         history = a_history(*(a_job(day, (day - 1) * DAY_SECONDS + 1.0) for day in (1, 2, 3)))
-        stopped = tuple(sight for sight in history.sights if not 25 < (sight.at - MONDAY) / 3600.0 < 48)
-        assert [day.name for day in days_of(replace(history, sights=stopped))] == ["2025-10-13", "2025-10-15"]
+        stopped = tuple(state for state in history.cluster_states if not 25 < (state.at - MONDAY) / 3600.0 < 48)
+        assert [day.name for day in days_of(replace(history, cluster_states=stopped))] == ["2025-10-13", "2025-10-15"]
 
     def test_days_count_whose_slots_are_long(self) -> None:
         history = a_history(*(a_job(day, (day - 1) * DAY_SECONDS + 1.0) for day in (1, 2, 3)))
-        rare = history.sights[::24]
+        rare = history.cluster_states[::24]
         assert len(rare) == 3
-        assert len(days_of(replace(history, sights=rare))) == 3
+        assert len(days_of(replace(history, cluster_states=rare))) == 3
 
     def test_a_day_that_was_not_seen_or_on_which_nothing_came_is_none(self) -> None:
         assert days_of(a_history()) == ()
-        assert days_of(a_history(a_job(1, 1.0), sights=())) == ()
+        assert days_of(a_history(a_job(1, 1.0), cluster_states=())) == ()
 
 
 def test_a_thinned_day_is_that_of_a_smaller_site() -> None:
     history = a_history(*(a_job(number, number * 20.0) for number in range(1, 401)),
-                        sights=sights_of(1, make_nodes(40, cpu=8, gpu=4)))  # fmt: skip
+                        cluster_states=cluster_states_of(1, make_nodes(40, cpu=8, gpu=4)))  # fmt: skip
     (day,) = days_of(history)
     small = thinned(day, 100, np.random.default_rng(1))
     assert 70 <= len(small.jobs) <= 130

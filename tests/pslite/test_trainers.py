@@ -16,7 +16,7 @@ from pslite.errors import SpecError
 from pslite.job.job_spec import SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine
 from pslite.testing import Resize
-from pslite.torch.optimizer_translation import Elsewhere, groups_of
+from pslite.torch.optimizer_translation import PlaceholderOptimizer, groups_of
 
 #: their imports take seconds of CPU time
 PATIENT = Settings(grace=120.0, start=120.0, settle=120.0, balance="even")
@@ -88,7 +88,7 @@ def test_torchs_optimizers_are_described():
     assert not groups_of(model, torch.optim.Adam(model.parameters()), Constant())[0].optimizer.decoupled
     before = first.detach().clone()
     first.grad = torch.ones_like(first)
-    Elsewhere(made).step()
+    PlaceholderOptimizer(made).step()
     assert torch.equal(first, before)
 
 

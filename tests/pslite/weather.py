@@ -12,7 +12,7 @@ from pslite.fault_points import FaultPoint
 from pslite.net.messages import Taken
 from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import PUSH, Link
-from pslite.net.tls import Sealed
+from pslite.net.tls import EncryptedSocket
 
 _PIECES = (1, 3, 17, 200, 5000)
 
@@ -38,7 +38,7 @@ class _Rough:
 
     def recv_into(self, view: memoryview) -> int:
         # what TLS has deciphered is there: no selector would tell of it later
-        if isinstance(self._sock, Sealed) and self._sock.pending():
+        if isinstance(self._sock, EncryptedSocket) and self._sock.pending():
             return self._sock.recv_into(view[: self._rng.choice(_PIECES)])
         return self._sock.recv_into(self._some(view))
 

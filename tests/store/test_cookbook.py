@@ -19,7 +19,7 @@ from sqlalchemy import Boolean, Connection, Float, Integer, inspect, text
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.errors import RequestError
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.read_only_query import ask
 from dl2d.store.row_mapping import Base
 from dl2d.store.views import views
@@ -40,7 +40,7 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         url = sqlite_store(tmp_path_factory.mktemp("filled") / "dl2d.sqlite")
     fill(url, days=2, jobs_per_day=60, now=_NOW)
-    database = Database(Place.parse(url))
+    database = Database(StoreLocation.parse(url))
     with database.reading("asking") as connection:
         yield connection
     database.close()
@@ -101,7 +101,7 @@ def test_a_month_of_many_jobs_is_answered_quickly(tmp_path: Path) -> None:
     """
     url = sqlite_store(tmp_path / "dl2d.sqlite")
     fill(url, days=10, jobs_per_day=100, now=_NOW, shadow_last=True)
-    database, instructions = Database(Place.parse(url)), Counter[int]()
+    database, instructions = Database(StoreLocation.parse(url)), Counter[int]()
     with database.reading("asking") as connection:
         for number, _, query in QUESTIONS:
             answer = text(on_day(query, _NOW - 86_400))
@@ -135,7 +135,7 @@ def test_a_month_of_500_jobs_a_day_is_answered_in_time(
     if kind == "postgresql":
         url = request.getfixturevalue("kept_postgres_url")
     fill(url, days=30, jobs_per_day=500, now=_NOW, shadow_last=True)
-    database = Database(Place.parse(url))
+    database = Database(StoreLocation.parse(url))
     if kind == "postgresql":  # as autovacuum does
         with database.writing("statistics") as connection:
             connection.execute(text("ANALYZE"))
@@ -233,7 +233,7 @@ def test_each_comment_of_a_number_names_its_unit_or_says_what_is_counted(filled:
 @pytest.mark.postgres
 def test_a_query_changes_nothing_on_postgresql(postgres_url: str) -> None:
     schema.upgrade(postgres_url)
-    place = Place.parse(postgres_url)
+    place = StoreLocation.parse(postgres_url)
     with pytest.raises(RequestError, match="read-only transaction"):
         ask(place, "DELETE FROM jobs")
     for first in ("COMMIT", "SET TRANSACTION READ WRITE"):

@@ -320,7 +320,7 @@ def test_nobody_answers_and_the_password_stays_secret(url):
 
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@h/x", "postgresql://u@h/x?password=hunter2"])
 def test_a_driver_that_repeats_the_password_is_not_repeated(url):
-    place = database.Place.parse(url)
+    place = database.StoreLocation.parse(url)
     with pytest.raises(StoreError) as refused, database.translated(place, "opening"):
         raise sqlite3.OperationalError("bad option in 'user=u password=hunter2'")
     assert str(refused.value).endswith("(bad option in 'user=u password=***')")

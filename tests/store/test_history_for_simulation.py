@@ -43,12 +43,12 @@ def test_the_cluster_is_seen_once_an_hour_without_our_own_tasks(store: SqlStore)
     for number, at in enumerate((BEGIN - 10, BEGIN + 10, BEGIN + 900, BEGIN + 3600, END - 1, END + 1), start=1):
         slot = a_slot(number, (job,), tasks)
         store.record_slot(replace(slot, at=at, snapshot=replace(slot.snapshot, at=at, nodes=(node,), tasks=tasks)))
-    sights = store.history(BEGIN, END).sights
-    hours = [int(sight.at // 3600) for sight in sights]
+    cluster_states = store.history(BEGIN, END).cluster_states
+    hours = [int(state.at // 3600) for state in cluster_states]
     assert hours == sorted(set(hours))
-    assert [sight.at for sight in sights][:2] == [BEGIN + 10, BEGIN + 900]  # the hour turns between the two
-    assert all(sight.epochs == {job.key: 2.5} for sight in sights)
-    assert {sight.nodes[0].used for sight in sights} == {Resources.of(cpu=3)}
+    assert [state.at for state in cluster_states][:2] == [BEGIN + 10, BEGIN + 900]  # the hour turns between the two
+    assert all(state.epochs == {job.key: 2.5} for state in cluster_states)
+    assert {state.nodes[0].used for state in cluster_states} == {Resources.of(cpu=3)}
 
 
 def test_sizes_of_static_jobs_that_ran_between_two_slots_are_those_that_the_manager_told(store: SqlStore) -> None:
@@ -104,4 +104,4 @@ def test_nobody_waited_less_than_no_time_where_a_clock_was_set_back(store: SqlSt
 
 def test_an_empty_store_has_an_empty_history(store: SqlStore) -> None:
     history = store.history(BEGIN, END)
-    assert (history.jobs, history.sights, history.speeds, history.plans, history.starts) == ((), (), (), (), ())
+    assert (history.jobs, history.cluster_states, history.speeds, history.plans, history.starts) == ((), (), (), (), ())

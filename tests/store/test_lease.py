@@ -18,7 +18,7 @@ from dl2d.core.store import LeaseSign
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
 _HOLD = """
@@ -138,7 +138,7 @@ def test_a_store_has_one_lease_by_whatever_link_it_is_reached(tmp_path):
 @contextmanager
 def _at_revision(url: str, revision: str) -> Iterator[None]:
     """The store, with a schema of which its table says that it is another one."""
-    with closing(Database(Place.parse(url))) as database:
+    with closing(Database(StoreLocation.parse(url))) as database:
         said = text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision")
         with database.writing("travelling") as connection:
             connection.execute(said, {"revision": revision})

@@ -101,14 +101,14 @@ def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore
     with store._database.reading("a test") as connection:
         epochs = dict(connection.exec_driver_sql("SELECT id, epoch FROM jobs").all())
     assert [epochs[key] is None for key in ("1", "2", "3")] == [False, True, False]
-    (sight,) = history.sights
-    assert set(sight.epochs) == {elastic.key, reported.key}
-    assert sight.nodes[0].used == tasks[0].demand  # what the job that is left out holds is others'
+    (state,) = history.cluster_states
+    assert set(state.epochs) == {elastic.key, reported.key}
+    assert state.nodes[0].used == tasks[0].demand  # what the job that is left out holds is others'
     store.change_job(unreported.key, JobChange(state=JobState.RUNNING), begin + 1.0)
     with_it = store.history(begin, begin + 3601, unreported=True)
     assert [job.key.id for job in with_it.jobs] == ["1", "2", "3"]
     assert with_it.jobs[1].progress.epoch == pytest.approx(1.0)  # the hours that it has run
-    assert (with_it.sights[0].nodes[0].used, len(with_it.sights[0].epochs)) == (NO_RESOURCES, 3)
+    assert (with_it.cluster_states[0].nodes[0].used, len(with_it.cluster_states[0].epochs)) == (NO_RESOURCES, 3)
     assert history.starts == (0.0,)  # of the elastic one: nobody asked for the others
 
 

@@ -25,7 +25,7 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
 _T0 = 1_700_000_000
@@ -43,7 +43,7 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def _in_postgresql(source: str, target: str) -> str:
-    database = Database(Place.parse(target))
+    database = Database(StoreLocation.parse(target))
     with create_engine(source).connect() as old, database.writing("making an old database") as connection:
         config = schema._config()
         config.attributes["connection"] = connection
@@ -154,7 +154,7 @@ def test_who_decided(old_url: str) -> None:
     """Slots say by which version and why by the fallback, as far as their policy and decision tell."""
     guard = '[{"constraint":"fallback","text":"policy dl2 failed: no answer"}]'
     late = f'{{"policy":"drf","policy_version":"1","jobs":[{{"guarded":{guard}}}]}}'.encode()
-    database = Database(Place.parse(old_url))
+    database = Database(StoreLocation.parse(old_url))
     with database.writing("making older slots") as connection:
         slots = Table("slots", MetaData(), autoload_with=connection)
         like = dict(connection.execute(slots.select().where(slots.c.number == 1)).one()._mapping)
@@ -222,7 +222,7 @@ def test_its_history(store: SqlStore) -> None:
     history = store.history(_T0 - 10.0, _T0 + 1000.0)
     assert [job.key.id for job in history.jobs] == ["1", "2"]
     assert history.starts == (3.0, 3.0, 3.0)
-    assert len(history.sights) == 1
+    assert len(history.cluster_states) == 1
 
 
 def test_a_daemon_from_before_the_upgrade_can_write_no_more(store: SqlStore) -> None:

@@ -23,10 +23,10 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.store import JobChange, Keep, TaskChange
+from dl2d.core.store import JobChange, RetentionTimes, TaskChange
 from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.export import export, exportable
 from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
@@ -43,7 +43,7 @@ def rows(store: SqlStore, table: str) -> int:
 def pruned(store: SqlStore, **keep: float) -> list[int]:
     """Rows deleted in each step."""
     steps = []
-    while step := store.prune(Keep(**{name: days * DAY for name, days in keep.items()}), NOW):
+    while step := store.prune(RetentionTimes(**{name: days * DAY for name, days in keep.items()}), NOW):
         steps.append(step)
     return steps
 
@@ -127,7 +127,7 @@ def test_the_file_becomes_smaller(tmp_path: Path) -> None:
             store.record_slot(a_slot(number + 1, (job,)))
         with store._database.writing("checkpoint") as connection:
             pages = connection.execute(text("PRAGMA page_count")).scalar_one()
-        prune(store, Keep(progress=DAY, slots=DAY, decisions=DAY), lambda: NOW, threading.Event())
+        prune(store, RetentionTimes(progress=DAY, slots=DAY, decisions=DAY), lambda: NOW, threading.Event())
         with store._database.reading("looking") as connection:
             assert connection.execute(text("PRAGMA page_count")).scalar_one() < 0.8 * pages
         assert store.size() > 0
@@ -138,14 +138,14 @@ def test_it_ends_between_two_steps_when_the_daemon_stops(store: SqlStore) -> Non
     store.report_progress(job.key, Progress(at=1.0))
     stopping = threading.Event()
     stopping.set()
-    prune(store, Keep(progress=DAY), lambda: NOW, stopping)
+    prune(store, RetentionTimes(progress=DAY), lambda: NOW, stopping)
     assert len(store.series(job.key)) == 1
 
 
 @pytest.fixture
 def filled(kept_url: str) -> Iterator[Database]:
     fill(kept_url, days=1, jobs_per_day=12, now=NOW)
-    database = Database(Place.parse(kept_url))
+    database = Database(StoreLocation.parse(kept_url))
     yield database
     database.close()
 

@@ -25,14 +25,14 @@ from dl2d.core.jobs import FailureCause, JobState
 from dl2d.core.policy_registry import Trial, Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema
-from dl2d.store.database import Database, Place
+from dl2d.store.database import Database, StoreLocation
 from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture
 def opened(empty_url: str):
-    database = Database(Place.parse(empty_url))
+    database = Database(StoreLocation.parse(empty_url))
     yield database
     database.close()
 
@@ -261,7 +261,7 @@ def test_versions_are_referred_to_wherever_they_are_named(kept_url):
 def test_readers_may_read_all_but_secrets(postgres_url):
     schema.upgrade(postgres_url)
     SqlStore(postgres_url).close()
-    with closing(Database(Place.parse(postgres_url))) as database:
+    with closing(Database(StoreLocation.parse(postgres_url))) as database:
         with database.writing("making a role") as connection:
             connection.execute(text('CREATE ROLE "an analyst"'))
         try:

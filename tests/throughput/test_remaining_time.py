@@ -6,7 +6,7 @@ import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
 from dl2d.core.jobs import Allocation, Progress
-from dl2d.plugins import Given, load_policy
+from dl2d.plugins import FactoryArguments, load_policy
 from dl2d.throughput.remaining_time import samples_left
 
 
@@ -29,7 +29,11 @@ def test_epochs_of_the_script_count_where_they_are_more_than_the_declared_ones()
 
 @pytest.mark.parametrize("name", ["dl2", "srtf", "tetris", "optimus", "lookahead", "drf"])
 def test_who_declares_less_work_than_there_is_gets_no_more_once_it_is_done(name: str) -> None:
-    policy, nodes, held = load_policy(name, given=Given(checkpoint=None)), cluster(2, cpu=16), Allocation(1, 1)
+    policy, nodes, held = (
+        load_policy(name, given=FactoryArguments(checkpoint=None)),
+        cluster(2, cpu=16),
+        Allocation(1, 1),
+    )
     progress = Progress(at=1.0, epoch=50.0, samples_per_second=100.0, workers=1, ps=1)
     request = {"model": "vgg-16", "epochs": 100.0, "samples_per_epoch": 100_000.0, "max_workers": 8, "max_ps": 8}
     jobs = [replace(a_job(n, **request, worker=a_job(n).request.ps * 2), progress=progress) for n in range(5)]

@@ -124,7 +124,7 @@ SAYS: Mapping[str, list[Listed]] = {
 }
 
 
-class Given(ScriptedManager):
+class FactoryArguments(ScriptedManager):
     """Lists what the row says beside the anchor."""
 
     said = Listed()
@@ -159,7 +159,7 @@ def cluster(job_state: JobState, **job: Any) -> World:
     world = World(cluster_nodes=make_nodes(2), policy=GivesNothing(), timeouts=TIMEOUTS, idle_seconds=math.inf)
     world.store.close()
     world.store = KeptStore()
-    world.manager = Given(world.cluster_nodes, lambda: world.now)
+    world.manager = FactoryArguments(world.cluster_nodes, lambda: world.now)
     world.store.add_job(replace(make_job(1, submitted=SUBMITTED, min_ps=0), anchor="a", address="h:1", **job))
     if job_state is not JobState.SUBMITTED:
         world.store.change_job(KEY, JobChange(state=job_state), world.now)

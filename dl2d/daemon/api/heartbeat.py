@@ -170,7 +170,7 @@ class Heartbeat(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Reception:
+class HeartbeatChanges:
     """What a heartbeat changes."""
 
     job: JobChange | None
@@ -201,7 +201,7 @@ def receive(
     *,
     anchor_decides: bool = False,
     reported: Callable[[], Collection[str]] = tuple,
-) -> Reception:
+) -> HeartbeatChanges:
     """Read a heartbeat of a job that has not ended.
 
     Parameters
@@ -251,7 +251,7 @@ def receive(
         cause=FailureCause.TRAINING_FAILED if state is JobState.FAILED else None,
     )
     active = _active_counts(job, known, beat)
-    return Reception(
+    return HeartbeatChanges(
         job=change if change != JobChange() else None,
         progress=Progress(
             at=at,

@@ -18,7 +18,7 @@ from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, LiveVersio
 from dl2d.core.jobs import JobRequest
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version, VersionState
-from dl2d.plugins import Given, load_placement, load_policy, takes_checkpoint
+from dl2d.plugins import FactoryArguments, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
 from dl2d.tick.policy_failures import SetAside
@@ -229,7 +229,7 @@ class ActiveVersion:
         self._try(lambda: self._registry.remark(self._name, live.digest, at=self._clock(), by=_BY, text=text))
 
     def _made(self, checkpoint: Checkpoint | None) -> Policy:
-        return load_policy(self._name, given=given(self._settings, checkpoint))
+        return load_policy(self._name, given=factory_arguments(self._settings, checkpoint))
 
     def _register(self, checkpoint: object, named: Checkpoint | None) -> None:
         if not isinstance(checkpoint, Checkpoint):
@@ -367,7 +367,7 @@ def live_checkpoint(live: Version, *copies: Checkpoint | None) -> Checkpoint:
             if (copy := _equal(live, [_own_checkpoint(live.policy)])) is not None:
                 return copy
         raise
-    load_policy(live.policy, given=Given(checkpoint=checkpoint))
+    load_policy(live.policy, given=FactoryArguments(checkpoint=checkpoint))
     return checkpoint
 
 
@@ -410,9 +410,11 @@ def check_learning(settings: Settings) -> None:
         )
 
 
-def given(settings: Settings, checkpoint: Checkpoint | None) -> Given:
+def factory_arguments(settings: Settings, checkpoint: Checkpoint | None) -> FactoryArguments:
     """Arguments with which the daemon's policy is made."""
-    return Given(checkpoint=checkpoint, settings=settings.policy.settings, slot_seconds=settings.schedule.slot_seconds)
+    return FactoryArguments(
+        checkpoint=checkpoint, settings=settings.policy.settings, slot_seconds=settings.schedule.slot_seconds
+    )
 
 
 def configured_checkpoint(settings: Settings) -> Checkpoint | None:

@@ -20,7 +20,7 @@ from dl2d.core.policy import Policy
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
-from dl2d.policies.dl2_paper.observation import Observations, Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.policies.dl2_paper.sizing_state import Sizing
 from dl2d.simulation.policy_lookup import find_policy
 from dl2d.simulation.replay import replay
@@ -34,7 +34,7 @@ _WORKLOADS: Final = 16
 
 def demonstrations_in(
     recordings: Iterable[Recording],
-    sight: Sight,
+    encoding: ObservationEncoding,
     *,
     labels: Labels | None,
     kept: float,
@@ -47,7 +47,7 @@ def demonstrations_in(
     ----------
     recordings
         In the order in which they are used.
-    sight
+    encoding
         How the network sees them.
     labels
         Which actions count as right; None: ``steps`` where a decision has them, else ``sizes``.
@@ -63,13 +63,13 @@ def demonstrations_in(
     TooFewSamples
         Nothing was kept.
     """
-    return _collected(itertools.islice(_states(recordings, sight, labels, kept, rng), most))
+    return _collected(itertools.islice(_states(recordings, encoding, labels, kept, rng), most))
 
 
 def demonstrations_of(
     name: str,
     workloads: Sequence[Workload],
-    sight: Sight,
+    encoding: ObservationEncoding,
     *,
     labels: Labels | None = None,
     kept: float = 0.5,
@@ -98,7 +98,7 @@ def demonstrations_of(
         for workload in workloads:
             slots = recordings_of(name, workload)
             mixed = [slots[place] for place in rng.permutation(len(slots)).tolist()]
-            yield from itertools.islice(_states(mixed, sight, labels, kept, rng), each)
+            yield from itertools.islice(_states(mixed, encoding, labels, kept, rng), each)
 
     return _collected(itertools.islice(states(), most))
 
@@ -152,26 +152,30 @@ def _collected(states: Iterable[Step]) -> Demonstrations:
 
 
 def _states(
-    recordings: Iterable[Recording], sight: Sight, labels: Labels | None, kept: float, rng: np.random.Generator
+    recordings: Iterable[Recording],
+    encoding: ObservationEncoding,
+    labels: Labels | None,
+    kept: float,
+    rng: np.random.Generator,
 ) -> Iterator[Step]:
     for recording in recordings:
         own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
-        yield from steps_of(recording, sight, own, kept, rng)
+        yield from steps_of(recording, encoding, own, kept, rng)
 
 
 def steps_of(
-    recording: Recording, sight: Sight, labels: Labels, kept: float, rng: np.random.Generator, *,
+    recording: Recording, encoding: ObservationEncoding, labels: Labels, kept: float, rng: np.random.Generator, *,
     exploration: float = 0.0,
 ) -> Iterator[Step]:  # fmt: skip
     """Steps that lead to the sizes of one recorded slot, batch after batch; each is kept with probability ``kept``.
 
     ``exploration`` is that of the version of the policy that decided: it says which actions were allowed.
     """
-    sizing = Sizing(recording.snapshot, recording.packing(), sight, exploration=exploration)
+    sizing = Sizing(recording.snapshot, recording.packing(), encoding, exploration=exploration)
     sizes = recording.decision.allocations()
     order = _steps(recording.decision)
     allocations = sizing.filling.allocations
-    void = sight.void
+    void = encoding.void
     for number, batch in enumerate(sizing.batches()):
         columns = {job.key: column for column, job in enumerate(batch.jobs)}
         queue = _queue(order, columns, allocations, batch.jobs) if labels is Labels.STEPS else []

@@ -24,7 +24,7 @@ from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
-from dl2d.policies.dl2_paper.observation import Observations, Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
 #: Two decisions that are closer than this fraction of a slot show too little progress to tell a rate.
@@ -41,52 +41,52 @@ class LiveSlot:
     version: Dl2Original
 
 
-def live_samples(slots: Sequence[LiveSlot], sight: Sight, rng: np.random.Generator) -> Samples | None:
+def live_samples(slots: Sequence[LiveSlot], encoding: ObservationEncoding, rng: np.random.Generator) -> Samples | None:
     """Samples of the slots, oldest first; None where there are fewer than two.
 
     A slot counts if the next one begins at least a quarter of a slot and less than a day later, and a job's reward if
     the job is in both.
-    Slots of versions that were shown a snapshot in other batches than ``sight`` are left out.
+    Slots of versions that were shown a snapshot in other batches than ``encoding`` are left out.
 
     Parameters
     ----------
     slots
         In the order of their times. Slots that the fallback decided, or whose decision the guard changed, do not belong
         among them: their sizes are not what the version's actions led to.
-    sight
+    encoding
         How the network that learns sees a snapshot.
     """
     found: list[Samples] = []
     for slot, after in itertools.pairwise(slots):
         snapshot = slot.recording.snapshot
         seconds = after.recording.snapshot.at - snapshot.at
-        own = slot.version.sight
-        alike = (own.window, own.first_bundles) == (sight.window, sight.first_bundles)
+        own = slot.version.encoding
+        alike = (own.window, own.first_bundles) == (encoding.window, encoding.first_bundles)
         # Where a day lies between, it was left out: what jobs did on it is not to be learned.
-        if not alike or not _MIN_SLOT_FRACTION * sight.slot_seconds <= seconds < DAY_SECONDS:
+        if not alike or not _MIN_SLOT_FRACTION * encoding.slot_seconds <= seconds < DAY_SECONDS:
             continue
         later = {job.key: job.progress.epoch for job in after.recording.snapshot.jobs}
         rewards: dict[JobKey, float] = {}
         for job in snapshot.jobs:
-            epochs = (later.get(job.key, math.nan) - job.progress.epoch) * sight.slot_seconds / seconds
+            epochs = (later.get(job.key, math.nan) - job.progress.epoch) * encoding.slot_seconds / seconds
             if math.isfinite(epochs) and epochs >= 0.0:
                 rewards[job.key] = math.log(epochs + MIN_RATE)
-        found += _slot_samples(slot, sight, rewards, rng)
+        found += _slot_samples(slot, encoding, rewards, rng)
     return Samples.joined(found) if len(found) >= _MIN_SAMPLES else None
 
 
 def _slot_samples(
-    slot: LiveSlot, sight: Sight, rewards: dict[JobKey, float], rng: np.random.Generator
+    slot: LiveSlot, encoding: ObservationEncoding, rewards: dict[JobKey, float], rng: np.random.Generator
 ) -> list[Samples]:
     """Samples of one slot, one for each action where there was a choice."""
-    jobs, window = slot.recording.snapshot.jobs, sight.window
+    jobs, window = slot.recording.snapshot.jobs, encoding.window
     seeds = rng.integers(2**32, size=1).tolist()
     # The same walk through the slot, once as the learning network sees it and once as the version saw it.
     walks = [
         steps_of(
             slot.recording, seen, Labels.STEPS, 1.0, np.random.default_rng(seeds), exploration=slot.version.exploration
         )
-        for seen in (sight, slot.version.sight)
+        for seen in (encoding, slot.version.encoding)
     ]
     samples = []
     for step, own in zip(*walks, strict=True):
@@ -99,7 +99,7 @@ def _slot_samples(
                 made.targets[0, place], made.valid[0, place] = rewards[job.key], True
         # An action is credited with the reward of its job; void with the mean over the batch.
         chosen_place = step.action // 3
-        if made.valid[0, chosen_place] if step.action != sight.void else made.valid.any():
+        if made.valid[0, chosen_place] if step.action != encoding.void else made.valid.any():
             samples.append(made)
     return samples
 
@@ -109,7 +109,7 @@ def _probability(version: Dl2Original, observation: Observations, mask: Bools, a
     logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
-    corrections = correcting_actions(version.sight.layout.sizes_in(observation[None]), mask[None])
+    corrections = correcting_actions(version.encoding.layout.sizes_in(observation[None]), mask[None])
     epsilon = version.exploration
     _, probability = explored(np.array([action]), chances[None], corrections, epsilon, np.ones(1))
     return max(float(probability[0]), 1e-6)

@@ -17,7 +17,7 @@ from dl2d.core.errors import CheckpointError, Diverged
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
-from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, Layout, Sight
+from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, Layout, ObservationEncoding
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -125,20 +125,20 @@ def for_acting(network: Net, name: str = "policy") -> Network:
     return Dense(weights, name) if isinstance(network, DenseNetwork) else SharedJobs(weights, name, network.width)
 
 
-def begin(network: Net, generator: torch.Generator, sight: Sight | None = None) -> None:
+def begin(network: Net, generator: torch.Generator, encoding: ObservationEncoding | None = None) -> None:
     """Draw all weights; the body's as He et al. for ReLUs.
 
-    With a sight, what jobs show beyond the paper's features begins without influence: its numbers are larger, and
+    With an encoding, what jobs show beyond the paper's features begins without influence: its numbers are larger, and
     learning from rewards is slower where it has to unlearn them first.
     """
     with torch.no_grad():
         for layer in network.named().values():
             layer.weight.normal_(0.0, (2.0 / layer.in_features) ** 0.5, generator=generator)
             layer.bias.zero_()
-        if sight is not None:
+        if encoding is not None:
             first = network.named()["0"].weight
-            inputs = first.shape[1] - len(sight.resources)
-            first[:, :inputs].reshape(len(first), -1, sight.width)[:, :, len(sight.models) + SCALARS :] = 0.0
+            inputs = first.shape[1] - len(encoding.resources)
+            first[:, :inputs].reshape(len(first), -1, encoding.width)[:, :, len(encoding.models) + SCALARS :] = 0.0
     draw_outputs(network, generator)
 
 
@@ -193,7 +193,7 @@ def load_weights(network: Net, weights: Arrays, name: str) -> None:
             layer.bias.copy_(torch.from_numpy(weights[f"{name}.{part}.bias"]))
 
 
-def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
+def adopt(network: Net, start: Checkpoint, encoding: ObservationEncoding) -> None:
     """Take over the policy of a checkpoint, whose types and resources may be others.
 
     What both know is as it was; a type that the checkpoint does not know begins as the mean of those that it knows, and
@@ -206,30 +206,30 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         It is another kind of network: of another design or size, or (where it is dense) for another J.
     """
     try:
-        old = Sight.of(start.settings)
+        old = ObservationEncoding.of(start.settings)
         weights = {name: np.array(array) for name, array in start.weights.items()}
         first = weights["policy.0.weight"]
-        if isinstance(network, DenseNetwork) and old.window != sight.window:
+        if isinstance(network, DenseNetwork) and old.window != encoding.window:
             raise CheckpointError(
-                f"start: the checkpoint's dense network sees {old.window} jobs at once, and window is {sight.window}: "
-                f"set window to {old.window}, or begin with a shared network"
+                f"start: the checkpoint's dense network sees {old.window} jobs at once, and window is "
+                f"{encoding.window}: set window to {old.window}, or begin with a shared network"
             )
-        jobs = sight.window if isinstance(network, DenseNetwork) else 1
+        jobs = encoding.window if isinstance(network, DenseNetwork) else 1
         free = first.shape[1] - len(old.resources)
         by_job = first[:, :free].reshape(len(first), jobs, old.width)
         mean = by_job[:, :, : len(old.models)].mean(axis=2, keepdims=True)
-        types = [by_job[:, :, old.models.index(m)][:, :, None] if m in old.models else mean for m in sight.models]
+        types = [by_job[:, :, old.models.index(m)][:, :, None] if m in old.models else mean for m in encoding.models]
         end = len(old.models) + SCALARS
         shown = [*types, by_job[:, :, len(old.models) : end]]
-        asked_sizes = (ASKED, old.layout.asked_sizes, sight.layout.asked_sizes)
-        for count, is_known, is_wanted in (asked_sizes, (EXTRAS, old.extras, sight.extras)):
+        asked_sizes = (ASKED, old.layout.asked_sizes, encoding.layout.asked_sizes)
+        for count, is_known, is_wanted in (asked_sizes, (EXTRAS, old.extras, encoding.extras)):
             if is_wanted:
                 known = by_job[:, :, end : end + count]
                 shown.append(known if is_known else np.zeros((len(first), jobs, count), first.dtype))
             end += count * is_known
         columns = np.concatenate(shown, axis=2).reshape(len(first), -1)
         none = np.zeros(len(first), dtype=first.dtype)
-        shares = [first[:, free + old.resources.index(r)] if r in old.resources else none for r in sight.resources]
+        shares = [first[:, free + old.resources.index(r)] if r in old.resources else none for r in encoding.resources]
         weights["policy.0.weight"] = np.concatenate([columns, np.stack(shares, axis=1)], axis=1)
         load_weights(network, weights, "policy")
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -238,19 +238,19 @@ def adopt(network: Net, start: Checkpoint, sight: Sight) -> None:
         ) from None
 
 
-def described(sight: Sight, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
+def described(encoding: ObservationEncoding, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
     """A checkpoint's settings."""
     return {
         "network": network.value,
-        "window": sight.window,
-        "models": list(sight.models),
-        "resources": list(sight.resources),
-        "first_bundles": sight.first_bundles,
-        "last_bundles": sight.last_bundles,
-        "extras": sight.extras,
-        "usual_sizes": [list(size) for size in sight.usual_sizes],
+        "window": encoding.window,
+        "models": list(encoding.models),
+        "resources": list(encoding.resources),
+        "first_bundles": encoding.first_bundles,
+        "last_bundles": encoding.last_bundles,
+        "extras": encoding.extras,
+        "usual_sizes": [list(size) for size in encoding.usual_sizes],
         "sampled": sampled,
-        "slot_seconds": sight.slot_seconds,
+        "slot_seconds": encoding.slot_seconds,
     }
 
 

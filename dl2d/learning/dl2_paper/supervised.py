@@ -37,7 +37,7 @@ from dl2d.learning.recorded_decisions import (
 )
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ranges
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
 #: The largest J that is chosen for a network that can have any.
@@ -181,7 +181,7 @@ def imitate_recordings(
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
     first_bundles = settings.first_bundles and not grows_jobs_while_others_wait(given)
     models = tuple(sorted({job.request.model for job in jobs}))
-    sight = Sight(
+    encoding = ObservationEncoding(
         window=settings.window,
         models=models,
         resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
@@ -194,18 +194,18 @@ def imitate_recordings(
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
         mixed = [recordings[place] for place in rng.permutation(len(recordings)).tolist()]
-        return demonstrations_in(mixed, sight, labels=settings.labels, kept=1.0, rng=rng, most=most)
+        return demonstrations_in(mixed, encoding, labels=settings.labels, kept=1.0, rng=rng, most=most)
 
     with deterministic():
         rng = np.random.default_rng([seed, 2])
         shown = steps(split.training, 40_000)
         stopping = steps(split.stopping, 4_000) if split.stopping else None
-        network = policy_network(settings.network, sight.layout, settings.hidden)
-        begin(network, torch.Generator().manual_seed(seed), sight)
+        network = policy_network(settings.network, encoding.layout, settings.hidden)
+        begin(network, torch.Generator().manual_seed(seed), encoding)
         losses = fit(network, shown, settings, rng, on_update, stopping)
         made = Checkpoint(
             policy="dl2-original", weights=weights_of(network, "policy"),
-            settings=described(sight, settings.network, sampled=False), training={},
+            settings=described(encoding, settings.network, sampled=False), training={},
         )  # fmt: skip
         ways = {
             sampled: compare_sizes(sizes_of(Dl2Original(made, sampled=sampled), seed), split.compared)

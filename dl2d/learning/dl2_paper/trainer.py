@@ -42,7 +42,7 @@ from dl2d.learning.dl2_paper.supervised import fit
 from dl2d.learning.training_state import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 
@@ -80,7 +80,7 @@ def train(
     on_step: OnStep | None = None,
     should_stop: Callable[[], bool] | None = None,
     start: Checkpoint | None = None,
-    recorded: Callable[[Sight], Samples | None] | None = None,
+    recorded: Callable[[ObservationEncoding], Samples | None] | None = None,
     state: Path | None = None,
     resume: bool = False,
 ) -> Checkpoint:
@@ -104,7 +104,7 @@ def train(
         Begin with this checkpoint instead of imitation: its body, and with ``fresh_output`` new output layers. Where it
         was trained on other types, those that both have are kept, and others begin as their mean.
     recorded
-        Gives samples of a real cluster, as a network with this sight sees them. They count as another learner, which
+        Gives samples of a real cluster, as a network with this encoding gets them. They count as another learner, which
         never acts: each update also takes a minibatch of them, all equally likely, as from a replay buffer.
     state
         File in which all that is needed to continue is kept, after imitation and after each validation.
@@ -134,7 +134,7 @@ def train(
             training.begin(training.adopted(start))
         elif settings.teacher and settings.supervised_updates:
             training.begin(training.imitated(workloads[:_TEACHER_WORKLOADS], on_step))
-        live = None if recorded is None else recorded(training.sight)
+        live = None if recorded is None else recorded(training.encoding)
         # 2. Rounds of acting and learning. Those between two validations have collectors and generators of their own,
         #    so that a state need not hold clusters in the midst of a slot.
         stopped = False
@@ -249,17 +249,17 @@ class _Training:
             for number in range(settings.federation)
         ]
         #: How the network that learns sees a snapshot.
-        self.sight = Sight(
+        self.encoding = ObservationEncoding(
             window=settings.window, models=everything.models, resources=everything.resources,
             first_bundles=settings.first_bundles, slot_seconds=float(self._validation.slot_seconds[0]),
             extras=settings.extras,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
-        layout, by_job = self.sight.layout, settings.credit is not Credit.SLOT
+        layout, by_job = self.encoding.layout, settings.credit is not Credit.SLOT
         policy = policy_network(settings.network, layout, settings.hidden)
         value = value_network(settings.network, layout, settings.hidden, by_job=by_job)
-        begin(policy, self._generator, self.sight)
-        begin(value, self._generator, self.sight)
+        begin(policy, self._generator, self.encoding)
+        begin(value, self._generator, self.encoding)
         self.learner = ActorCritic(policy, value, settings)
         self.buffers = [ReplayBuffer(settings.replay) for _ in self.parts]
         #: Rounds and decisions so far.
@@ -270,35 +270,35 @@ class _Training:
 
     def adopted(self, start: Checkpoint) -> Checkpoint:
         """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
-        own = Sight.of(start.settings)
-        sight = replace(
-            self.sight, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
+        own = ObservationEncoding.of(start.settings)
+        encoding = replace(
+            self.encoding, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
             last_bundles=own.last_bundles,
         )  # fmt: skip
-        network = policy_network(self._settings.network, sight.layout, self._settings.hidden)
-        adopt(network, start, sight)
-        self.validate("start", 0, 0, sight, network)
+        network = policy_network(self._settings.network, encoding.layout, self._settings.hidden)
+        adopt(network, start, encoding)
+        self.validate("start", 0, 0, encoding, network)
         return start
 
     def imitated(self, workloads: Sequence[Workload], on_step: OnStep) -> Checkpoint:
         """A policy that has learned from the settings' teacher."""
         settings = self._settings
         rng = np.random.default_rng([self._seed, 2])
-        sight = replace(
-            self.sight, extras=settings.supervised_extras,
+        encoding = replace(
+            self.encoding, extras=settings.supervised_extras,
             first_bundles=settings.first_bundles and settings.teacher not in SERVE_WHOLE,
         )  # fmt: skip
-        network = policy_network(settings.network, sight.layout, settings.hidden)
-        begin(network, self._generator, sight)
-        shown = demonstrations_of(settings.teacher, workloads, sight, labels=settings.labels, rng=rng)
+        network = policy_network(settings.network, encoding.layout, settings.hidden)
+        begin(network, self._generator, encoding)
+        shown = demonstrations_of(settings.teacher, workloads, encoding, labels=settings.labels, rng=rng)
         fit(network, shown, settings, rng, lambda done, total, _: on_step("imitation", done, total))
         updates = settings.supervised_updates
-        return self._checkpoint(self.validate("imitation", updates, updates, sight, network), sight, network)
+        return self._checkpoint(self.validate("imitation", updates, updates, encoding, network), encoding, network)
 
     def begin(self, start: Checkpoint) -> None:
         """Take over the body of a checkpoint, with new output layers where the settings say so."""
         settings, policy = self._settings, self.learner.policy
-        adopt(policy, start, self.sight)
+        adopt(policy, start, self.encoding)
         if settings.iterations and settings.fresh_output:
             collector = SampleCollector(self.parts[0], settings, [self._seed, 3])
             acting, critic = for_acting(policy), for_acting(self.learner.value, "value")
@@ -307,30 +307,37 @@ class _Training:
             draw_outputs(policy, self._generator)
         self.save()
 
-    def validate(self, phase: str, done: int, total: int, sight: Sight | None = None, net: Net | None = None) -> Score:
-        """Score the policy, or another network with its own sight, and keep its checkpoint if it is the best so far."""
-        net, sight = net or self.learner.policy, sight or self.sight
-        settings = replace(self._settings, first_bundles=sight.first_bundles, extras=sight.extras, window=sight.window)
+    def validate(
+        self, phase: str, done: int, total: int, encoding: ObservationEncoding | None = None, net: Net | None = None
+    ) -> Score:
+        """Score the policy, or another network with an encoding of its own; keep its checkpoint if it is the best."""
+        net, encoding = net or self.learner.policy, encoding or self.encoding
+        settings = replace(
+            self._settings,
+            first_bundles=encoding.first_bundles,
+            extras=encoding.extras,
+            window=encoding.window,
+        )
         found = score(self._validation, settings, for_acting(net), seed=self._seed)
         entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
                  "decisions": self.decisions}  # fmt: skip
         self._history.append({key: value for key, value in entry.items() if value != float("inf")})
         if self.best is None or found.best < self.best[0]:
-            self.best = found.best, self._checkpoint(found, sight, net)
+            self.best = found.best, self._checkpoint(found, encoding, net)
         if self._on_validation is not None:
             self._on_validation(
                 Report(phase=phase, done=done, total=total, score=found, best=self.best[0], decisions=self.decisions)
             )
         return found
 
-    def _checkpoint(self, found: Score, sight: Sight, net: Net) -> Checkpoint:
+    def _checkpoint(self, found: Score, encoding: ObservationEncoding, net: Net) -> Checkpoint:
         weights = weights_of(net, "policy")
         if net is self.learner.policy:  # the critic has learned with this network alone
             weights |= weights_of(self.learner.value, "value")
         return Checkpoint(
             policy="dl2-original",
             weights=weights,
-            settings=described(sight, self._settings.network, sampled=found.sampled < found.greedy),
+            settings=described(encoding, self._settings.network, sampled=found.sampled < found.greedy),
             training={
                 "settings": as_plain(self._settings),
                 "seed": self._seed,

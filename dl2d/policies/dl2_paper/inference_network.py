@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.array_types import Arrays, Floats32, Ints
 from dl2d.core.errors import CheckpointError
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 
 
 class Network(Protocol):
@@ -110,16 +110,16 @@ def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
         Weights are missing, their shapes are not those that the settings ask for, or they overflow.
     """
     try:
-        kind, sight = settings["network"], Sight.of(settings)
-        made: Network = Dense(weights, "policy") if kind == "dense" else SharedJobs(weights, "policy", sight.width)
+        kind, encoding = settings["network"], ObservationEncoding.of(settings)
+        made: Network = Dense(weights, "policy") if kind == "dense" else SharedJobs(weights, "policy", encoding.width)
         with np.errstate(over="raise", invalid="raise"):
-            answer = made(np.zeros((1, sight.inputs), dtype=np.float32))
+            answer = made(np.zeros((1, encoding.inputs), dtype=np.float32))
     except FloatingPointError as error:
         raise CheckpointError(f"dl2-original: the weights are too large: {error}") from None
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise CheckpointError(f"dl2-original: weights and settings do not belong together: {error!r}") from None
-    if answer.shape != (1, sight.void + 1):
-        what = f"a window of {sight.window} {sight.void + 1}"
+    if answer.shape != (1, encoding.void + 1):
+        what = f"a window of {encoding.window} {encoding.void + 1}"
         raise CheckpointError(f"dl2-original: the network has {answer.shape[1]} actions, {what}")
     return made
 

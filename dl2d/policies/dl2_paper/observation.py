@@ -89,7 +89,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ObservationEncoding:
     """How a snapshot is shown to a network, as its checkpoint's settings say."""
 
     #: J.

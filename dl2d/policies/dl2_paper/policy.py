@@ -24,7 +24,7 @@ from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.inference_network import network_of
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
 
 
@@ -76,9 +76,9 @@ class Dl2Original:
         settings = checkpoint.settings
         #: What scores actions; may be put into another that watches it.
         self.network = network_of(checkpoint.weights, settings)
-        sight = Sight.of(settings)
+        encoding = ObservationEncoding.of(settings)
         #: How it is shown a snapshot.
-        self.sight = sight if slot_seconds is None else replace(sight, slot_seconds=float(slot_seconds))
+        self.encoding = encoding if slot_seconds is None else replace(encoding, slot_seconds=float(slot_seconds))
         if "sampled" not in settings:
             raise CheckpointError("dl2-original: the checkpoint has no setting 'sampled'")
         self._sampled = bool(settings["sampled"]) if sampled is None else sampled
@@ -94,7 +94,7 @@ class Dl2Original:
         PolicyError
             The network overflows.
         """
-        sizing = Sizing(snapshot, packing, self.sight, exploration=self.exploration)
+        sizing = Sizing(snapshot, packing, self.encoding, exploration=self.exploration)
         filling = sizing.filling
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
         batches = [(batch, self._decide_batch(batch, rng)) for batch in sizing.batches()]
@@ -135,7 +135,7 @@ class Dl2Original:
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Floats32:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""
-        void = self.sight.void
+        void = self.encoding.void
         while True:
             if self.exploration:
                 correction = int(correcting_actions(batch.sizes()[None], batch.mask()[None])[0])

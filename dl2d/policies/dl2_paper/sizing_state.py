@@ -25,7 +25,7 @@ from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.observation import (
-    Sight,
+    ObservationEncoding,
     dominant_share,
     job_features,
     size_features,
@@ -39,7 +39,7 @@ _OF_THE_JOB_ALONE: Final = (Constraint.INFEASIBLE, Constraint.LIMIT)
 
 
 class Sizing:
-    """A snapshot whose jobs are being sized; floors, and first bundles where the sight has them, are given at once.
+    """A snapshot whose jobs are being sized; floors, and first bundles where the encoding has them, are given at once.
 
     Parameters
     ----------
@@ -50,9 +50,11 @@ class Sizing:
         at once, after first bundles, and no more.
     """
 
-    def __init__(self, snapshot: Snapshot, packing: Packing, sight: Sight, *, exploration: float = 0.0) -> None:
+    def __init__(
+        self, snapshot: Snapshot, packing: Packing, encoding: ObservationEncoding, *, exploration: float = 0.0
+    ) -> None:
         self.filling = GreedyAllocation(snapshot, packing)
-        self.sight = sight
+        self.encoding = encoding
         self._snapshot = snapshot
         self._packing = packing
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
@@ -63,7 +65,7 @@ class Sizing:
         self.reasons: dict[JobKey, Reason] = {}
         #: The job without room that kept another from its minimum size.
         self.waits_behind: dict[JobKey, Job] = {}
-        #: Capacity of the cluster in the order of the sight's resources, shape (R,); what it has nothing of counts 1.
+        #: Capacity of the cluster by resource, in the encoding's order, shape (R,); what it has nothing of counts 1.
         self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
         self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
         #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
@@ -71,8 +73,8 @@ class Sizing:
         self.closed: set[int] = set()
         #: Why there is no room for the minimum size of jobs that have none, by kind.
         self._starts: dict[int, Reason | None] = {}
-        self._types = {model: place for place, model in enumerate(sight.models)}
-        if sight.first_bundles:
+        self._types = {model: place for place, model in enumerate(encoding.models)}
+        if encoding.first_bundles:
             self._give_bundles()
         for job in snapshot.jobs:
             if job.key in self._drawn:
@@ -80,7 +82,7 @@ class Sizing:
 
     def batches(self) -> Iterator[Batch]:
         """One after the other; each is to be over when the next is asked for."""
-        jobs, size = self._snapshot.jobs, self.sight.window
+        jobs, size = self._snapshot.jobs, self.encoding.window
         for start in range(0, len(jobs), size):
             yield Batch(self, jobs[start : start + size], self._snapshot.at)
 
@@ -99,7 +101,7 @@ class Sizing:
     def asked_size(self, job: Job) -> Allocation:
         """What its user asks for, or else the usual size of its type; its minimum where that is unknown."""
         kind, asked = self.type_of(job), job.request.asked_size
-        usual = self.sight.usual_sizes[kind] if kind >= 0 else NOTHING
+        usual = self.encoding.usual_sizes[kind] if kind >= 0 else NOTHING
         sizes = (size for size in (asked, usual) if size != NOTHING)
         return next(sizes, self._least[job.key]).common(job.request.max_size)
 
@@ -174,12 +176,12 @@ class Sizing:
         return self._starts[kind]
 
     def amounts(self, demand: Resources) -> Ints:
-        """Thousandths of a demand in the order of the sight's resources, shape (R,)."""
-        return np.array(demand.in_order(self.sight.resources), dtype=np.int64)
+        """Thousandths of a demand in the order of the encoding's resources, shape (R,)."""
+        return np.array(demand.in_order(self.encoding.resources), dtype=np.int64)
 
     def give_last_bundles(self) -> frozenset[JobKey]:
-        """Where the sight has last bundles, give them after the last step; returns the jobs that got one."""
-        if not self.sight.last_bundles:
+        """Where the encoding has last bundles, give them after the last step; returns the jobs that got one."""
+        if not self.encoding.last_bundles:
             return frozenset()
         before = dict(self.filling.allocations)
         self._give_bundles()
@@ -213,8 +215,8 @@ class Batch:
     def __init__(self, sizing: Sizing, jobs: Sequence[Job], now: float) -> None:
         self.jobs = jobs
         self._sizing = sizing
-        sight = sizing.sight
-        self._layout = layout = sight.layout
+        encoding = sizing.encoding
+        self._layout = layout = encoding.layout
         #: Shape (1, length).
         self.observation = np.zeros((1, layout.length), dtype=np.float32)
         self._features = layout.jobs_of(self.observation)[0, : len(jobs)]
@@ -232,7 +234,7 @@ class Batch:
         self._features[:] = job_features(
             layout,
             types=np.array([sizing.type_of(job) for job in jobs]),
-            ages=np.array([max(int((now - job.key.submitted) // sight.slot_seconds), 0) for job in jobs]),
+            ages=np.array([max(int((now - job.key.submitted) // encoding.slot_seconds), 0) for job in jobs]),
             remaining=np.maximum(declared - np.where(np.isfinite(done), done, 0.0), 0.0),
             declared=declared,
             places=np.arange(len(jobs)),
@@ -247,7 +249,7 @@ class Batch:
 
     def mask(self) -> Bools:
         """Which actions are allowed and not known to have no room, shape (3J + 1,); void always is."""
-        mask = np.zeros(self._sizing.sight.void + 1, dtype=np.bool_)
+        mask = np.zeros(self._sizing.encoding.void + 1, dtype=np.bool_)
         mask[-1] = True
         steps = mask[: self._kinds.size].reshape(self._kinds.shape)
         steps[:, :_BUNDLE] = self._sizes < self._most

@@ -25,14 +25,14 @@ KINDS: Final = "kinds"
 
 
 @dataclass(frozen=True, slots=True)
-class Sourced:
+class LoadedWorkload:
     """A workload, and a line for people on how it came about (none for a workload file)."""
 
     workload: Workload
     note: str = ""
 
 
-def load_source(source: str, *, seed: int = 0) -> Sourced:
+def load_source(source: str, *, seed: int = 0) -> LoadedWorkload:
     """Read or make the workload that a text names.
 
     Parameters
@@ -58,19 +58,19 @@ def load_source(source: str, *, seed: int = 0) -> Sourced:
             known = ["generator", KINDS, *FORMATS]
             problem = f"there is no such file, and {prefix[1]!r} is no kind of source{did_you_mean(prefix[1], known)}"
             raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=where)
-        return Sourced(read_workload(source))
+        return LoadedWorkload(read_workload(source))
     given = _settings(query, where)
     own_seed = _seed(given, seed, where)
     try:
         if kind == "generator":
             workload = generate(name, given, np.random.default_rng(own_seed))
-            return Sourced(workload, f"{where}: {_size(workload)}")
+            return LoadedWorkload(workload, f"{where}: {_size(workload)}")
         if kind == KINDS:
             return _of_kinds(name, given, own_seed, where)
         read = read_trace(kind, Path(name), TraceSettings.parse(given), seed=own_seed)
     except WorkloadError as error:
         raise WorkloadError(error.key, error.problem, where=error.where or where, job=error.job) from None
-    return Sourced(read.workload, f"{kind}:{printable(Path(name).name)}: {summary(read)}")
+    return LoadedWorkload(read.workload, f"{kind}:{printable(Path(name).name)}: {summary(read)}")
 
 
 def named_file(source: str) -> tuple[str, str, str] | None:
@@ -115,13 +115,13 @@ def source_forms() -> str:
     return f"a file, generator:NAME ({', '.join(GENERATORS)}), {KINDS}:FILE or FORMAT:FILE ({', '.join(FORMATS)})"
 
 
-def _of_kinds(file: str, given: dict[str, str], seed: int, where: str) -> Sourced:
+def _of_kinds(file: str, given: dict[str, str], seed: int, where: str) -> LoadedWorkload:
     if not file:
         raise WorkloadError("", f"no workload file is named whose kinds of jobs are drawn from: {KINDS}:FILE")
     known = read_workload(file)
     workload = draw_kinds(known, KindsSettings.parse(given), np.random.default_rng(seed), where=where)
     models = len({job.model for job in known.jobs})
-    return Sourced(workload, f"{KINDS}:{printable(Path(file).name)}: {models} kinds, {_size(workload)}")
+    return LoadedWorkload(workload, f"{KINDS}:{printable(Path(file).name)}: {models} kinds, {_size(workload)}")
 
 
 def _size(workload: Workload) -> str:

@@ -16,7 +16,7 @@ import transformers
 from pslite.errors import UsageError
 from pslite.job.learning_rates import Constant, Cosine, Polynomial, Schedule
 from pslite.torch import ElasticJob
-from pslite.torch.optimizer_translation import Elsewhere, groups_of
+from pslite.torch.optimizer_translation import PlaceholderOptimizer, groups_of
 
 #: settings of TrainingArguments that must be these
 _NEEDED: dict[str, Any] = {
@@ -99,7 +99,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         total = -(-len(loader.dataset) // self._batch) * int(self.args.num_train_epochs)
         self._schedule = schedule_of(self.args, total)
         made = super().create_optimizer()
-        self.optimizer = Elsewhere(made)
+        self.optimizer = PlaceholderOptimizer(made)
         groups = groups_of(self.model, made, self._schedule)
         self.job = ElasticJob(
             self.model,

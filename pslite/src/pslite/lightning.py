@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from pslite.errors import UsageError
 from pslite.job.learning_rates import Constant, Schedule
 from pslite.torch import ElasticJob
-from pslite.torch.optimizer_translation import Elsewhere, groups_of
+from pslite.torch.optimizer_translation import PlaceholderOptimizer, groups_of
 
 #: settings of the Trainer that must be these
 _NEEDED = {"max_steps": -1, "limit_train_batches": 1.0, "overfit_batches": 0.0, "fast_dev_run": False}
@@ -73,7 +73,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "configure_optimizers: give a schedule of pslite.torch to ElasticStrategy(schedule=...)"
             )
         (self._made,) = self.optimizers
-        self.optimizers = [Elsewhere(self._made)]
+        self.optimizers = [PlaceholderOptimizer(self._made)]
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Join the job; the Trainer's own loader says how a batch is made of samples."""

@@ -15,13 +15,13 @@ from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, recordings
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording, sizes_of
 from dl2d.placement.load_balance import LoadBalance
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.drf import Drf
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
-SIGHT = Sight(
+SIGHT = ObservationEncoding(
     window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=False, slot_seconds=60.0, extras=True
 )
 
@@ -41,12 +41,12 @@ def decided(snapshot: Snapshot, *sizes: tuple[int, int]) -> Decision:
 def test_a_recorded_policy_is_shown_as_windows_show_it_to_the_last_bit(name: str, seed: int) -> None:
     workload = drawn(seed, jobs=9, plain=True, most_least=1)
     library = Library.of([workload])
-    sight = Sight(
+    encoding = ObservationEncoding(
         window=12, models=library.models, resources=library.resources, first_bundles=False,
         slot_seconds=workload.slot_seconds, extras=True,
     )  # fmt: skip
     rng = np.random.default_rng(0)
-    found = demonstrations_in(recordings_of(name, workload), sight, labels=Labels.STEPS, kept=1.0, rng=rng)
+    found = demonstrations_in(recordings_of(name, workload), encoding, labels=Labels.STEPS, kept=1.0, rng=rng)
     clusters = Clusters(library, 1)
     clusters.reset(np.array([0]), np.array([0]), [rng])
     windows = Windows(clusters, 12, extras=True)
@@ -111,9 +111,11 @@ def test_what_has_no_room_is_masked_and_not_asked_for() -> None:
 def test_demonstrations_begin_where_first_bundles_end() -> None:
     snapshot = a_snapshot([a_job(0), a_job(1)], cluster(4, cpu=16, gpu=8))
     decision = ask(Drf(), snapshot)
-    sight = Sight(window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=True, slot_seconds=60.0)
+    encoding = ObservationEncoding(
+        window=4, models=("other",), resources=("cpu", "gpu"), first_bundles=True, slot_seconds=60.0
+    )
     found = demonstrations_in(
-        [Recording(snapshot, decision, LoadBalance())], sight, labels=Labels.STEPS, kept=1.0,
+        [Recording(snapshot, decision, LoadBalance())], encoding, labels=Labels.STEPS, kept=1.0,
         rng=np.random.default_rng(0),
     )  # fmt: skip
     assert found.actions.tolist() == [2, 5, 2, 5, 2, 5]
@@ -141,6 +143,6 @@ def test_demonstrations_keep_to_the_nodes_and_limits_of_the_recorded_jobs() -> N
 def test_nothing_to_learn_from_is_told_without_jobs_and_for_jobs_of_one_size(jobs: int) -> None:
     one_size = a_snapshot([a_job(number, max_workers=1, max_ps=1) for number in range(jobs)], cluster(2, cpu=16, gpu=8))
     recording = Recording(one_size, decided(one_size, *[(1, 1)] * jobs), LoadBalance())
-    sight = replace(SIGHT, first_bundles=True)
+    encoding = replace(SIGHT, first_bundles=True)
     with pytest.raises(TooFewSamples, match="there were no jobs, each has one size only, or no room was left"):
-        demonstrations_in([recording], sight, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))
+        demonstrations_in([recording], encoding, labels=Labels.SIZES, kept=1.0, rng=np.random.default_rng(0))

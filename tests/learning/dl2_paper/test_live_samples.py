@@ -16,11 +16,11 @@ from dl2d.learning.dl2_paper.live_samples import LiveSlot, live_samples
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.exploration import drawn_size
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2Original
 
 SLOT = 1200.0
-SIGHT = Sight(window=4, models=MODELS, resources=RESOURCES, first_bundles=True, slot_seconds=SLOT)
+SIGHT = ObservationEncoding(window=4, models=MODELS, resources=RESOURCES, first_bundles=True, slot_seconds=SLOT)
 
 
 def version(**more: Any) -> Dl2Original:

@@ -29,7 +29,7 @@ from dl2d.learning.dl2_paper.trainer import train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
-from dl2d.policies.dl2_paper.observation import Layout, Sight
+from dl2d.policies.dl2_paper.observation import Layout, ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -88,7 +88,7 @@ def test_each_loss_leads_to_the_teachers_action(kind: SupervisedLoss) -> None:
 def test_demonstrations_are_what_the_teacher_does_and_void_is_one_of_them() -> None:
     workloads = [drawn(seed, jobs=6) for seed in range(2)]
     library = Library.of(workloads)
-    sight = Sight(
+    encoding = ObservationEncoding(
         window=4,
         models=library.models,
         resources=library.resources,
@@ -96,7 +96,7 @@ def test_demonstrations_are_what_the_teacher_does_and_void_is_one_of_them() -> N
         slot_seconds=1200.0,
         extras=True,
     )
-    found = demonstrations_of("drf", workloads, sight, rng=np.random.default_rng(0))
+    found = demonstrations_of("drf", workloads, encoding, rng=np.random.default_rng(0))
     assert found.masks[np.arange(len(found)), found.actions].all()
     assert found.masks[:, :-1].any(axis=1).all()
     assert (found.actions == 12).any()
@@ -347,7 +347,7 @@ def test_learning_goes_on_from_a_checkpoint_with_new_output_layers() -> None:
 
 def test_what_types_and_resources_have_in_common_is_taken_over() -> None:
     start = train(TRAINING, VALIDATION, replace(SMALL, iterations=0), seed=0)
-    old = Sight.of(start.settings)
+    old = ObservationEncoding.of(start.settings)
     assert old.models == ("servers", "workers")
     new = replace(old, models=("new", "workers", "servers"), resources=("cpu", "gpu"))
     for kind in NetworkKind:

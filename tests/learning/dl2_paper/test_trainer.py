@@ -15,7 +15,7 @@ from dl2d.learning.dl2_paper.samples import ReplayBuffer
 from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward, Settings, Surrogate
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
-from dl2d.policies.dl2_paper.observation import Sight
+from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2Original
 from dl2d.simulation.vectorized.workload_arrays import Library
 
@@ -71,14 +71,14 @@ def test_it_can_be_stopped_early() -> None:
 def test_a_federation_of_clusters_that_are_the_same_learns_as_one() -> None:
     """Whole rounds: two learners with the same workloads and seeds give the weights of one, to the last bit."""
     library = Library.of(TRAINING)
-    sight = Sight(
+    encoding = ObservationEncoding(
         window=6, models=library.models, resources=library.resources, first_bundles=True, slot_seconds=100.0,
     )  # fmt: skip
     found = []
     for count in (1, 2):
         generator = torch.Generator().manual_seed(0)
-        policy = policy_network(NetworkKind.DENSE, sight.layout, 32)
-        value = value_network(NetworkKind.DENSE, sight.layout, 32, by_job=True)
+        policy = policy_network(NetworkKind.DENSE, encoding.layout, 32)
+        value = value_network(NetworkKind.DENSE, encoding.layout, 32, by_job=True)
         begin(policy, generator)
         begin(value, generator)
         learner = ActorCritic(policy, value, SMALL)

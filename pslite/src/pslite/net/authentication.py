@@ -32,7 +32,7 @@ from pslite.net.messages import (
     Refused,
 )
 from pslite.net.tcp_sockets import set_up_tcp, split_address
-from pslite.net.tls import VARIABLE, Encryption, Sealed, contexts, is_sealed, why
+from pslite.net.tls import VARIABLE, EncryptedSocket, Encryption, contexts, is_sealed, why
 
 M = TypeVar("M", Challenge, Accepted)
 
@@ -112,10 +112,10 @@ class Acceptor:
         """How many bytes may be received now; what follows the handshake is not this object's to receive."""
         return self._inbox.wanted
 
-    def seal(self, sock: socket.socket) -> Sealed:
+    def seal(self, sock: socket.socket) -> EncryptedSocket:
         """Encrypt a connection that has just come; its TLS handshake is to be done."""
         sealed = contexts(self._token).server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        return cast("Sealed", sealed)
+        return cast("EncryptedSocket", sealed)
 
     def bind(self, binding: bytes) -> None:
         """The handshake goes over the TLS connection that has this name."""
@@ -259,11 +259,11 @@ def _open_local(address: str, deadline: float) -> socket.socket:
     return sock
 
 
-def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> Sealed:
+def _seal(sock: socket.socket, address: str, token: bytes, deadline: float) -> EncryptedSocket:
     """Do the TLS handshake; the socket is closed if it fails."""
     context = contexts(token).client
     sock.settimeout(_seconds_to(deadline))
-    sealed = cast("Sealed", context.wrap_socket(sock, do_handshake_on_connect=False))
+    sealed = cast("EncryptedSocket", context.wrap_socket(sock, do_handshake_on_connect=False))
     try:
         sealed.do_handshake()
     except OSError as error:

@@ -19,7 +19,7 @@ from pslite.errors import ProtocolError
 from pslite.net.authentication import Acceptor
 from pslite.net.messages import Hello
 from pslite.net.tcp_sockets import set_up_tcp
-from pslite.net.tls import VARIABLE, Sealed, begins_tls, why
+from pslite.net.tls import VARIABLE, EncryptedSocket, begins_tls, why
 
 #: seconds for a connection to prove that it knows the token
 _HANDSHAKE_SECONDS = 10.0
@@ -169,7 +169,7 @@ class HandshakeListener:
         Raises `OSError` if it is not over (SSLWantReadError), or the peer cannot do it.
         """
         sock = pending.sock
-        assert isinstance(sock, Sealed)
+        assert isinstance(sock, EncryptedSocket)
         sock.do_handshake()
         pending.acceptor.bind(sock.binding())
         pending.in_tls_handshake = False

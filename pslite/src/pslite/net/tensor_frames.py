@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pslite.errors import PeerLost, ProtocolError
 from pslite.net.shared_memory import MappedMemory
-from pslite.net.tls import Sealed
+from pslite.net.tls import EncryptedSocket
 
 # Kinds of frames.  Every frame is about one block; "state" are its weights and optimizer slots.
 
@@ -233,7 +233,7 @@ class Link:
         self.incarnation = incarnation
         self.role = role
         self.open = True
-        self._sealed = sock if isinstance(sock, Sealed) else None
+        self._sealed = sock if isinstance(sock, EncryptedSocket) else None
         #: whether memory can be shared over it
         self.local = sock.family == socket.AF_UNIX
         if self.local:

@@ -119,11 +119,11 @@ def _context(side: int) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0
-    context.sslsocket_class = Sealed
+    context.sslsocket_class = EncryptedSocket
     return context
 
 
-class Sealed(ssl.SSLSocket):
+class EncryptedSocket(ssl.SSLSocket):
     """An encrypted connection that behaves like a plain socket.
 
     It raises BlockingIOError where it would have to wait, has `sendmsg`, may be used by a thread that sends and one

@@ -61,7 +61,7 @@ def _rule(optimizer: torch.optim.Optimizer, group: dict[str, Any], schedule: Sch
     )
 
 
-class Elsewhere(torch.optim.Optimizer):
+class PlaceholderOptimizer(torch.optim.Optimizer):
     """Stands where a trainer wants an optimizer: it has the parameters and their rates, and changes nothing."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
