@@ -197,8 +197,14 @@ HELD = "JobId={} JobName={} TRES=cpu=1 JOB_GRES=gpu:a100:{},gpu:V100:{} Nodes=n2
 
 @pytest.mark.parametrize(
     ("name", "a100", "leaving"),
-    [("x", 0, 2), ("x", 1, 0), ("forged JOB_GRES=gpu:a100:1", 0, 2)],
-    ids=["are of the type", "are of another", "not known"],
+    [
+        ("x", 0, 2),
+        ("x", 1, 0),
+        ("forged JOB_GRES=gpu:a100:1", 0, 2),
+        ("x JOB_GRES=gpu:v100:9999999999999999999,gpu:ä:1", 1, 2),
+        ("x\nJobId=1001 JOB_GRES=gpu:a100:1\nJobId=1001 ", 0, 2),
+    ],
+    ids=["are of the type", "are of another", "not known", "strange", "forged record"],
 )
 def test_tasks_that_asked_for_no_type_of_gpu_give_up_those_that_they_have(
     site: Site, name: str, a100: int, leaving: int

@@ -370,3 +370,33 @@ def test_a_claim_asks_for_memory_where_slurm_counts_it(claims_of, running: str |
     rows = [] if running is None else [job_row(1, **{"tres-alloc": running})]
     (claim,) = claims_of(*rows, pending(812))
     assert claim.demand == Resources.of(cpu=4, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("gres", "asked", "gpus"),
+    [
+        ("gpu:2,shard:8", "gres:shard:1", 0.25),
+        ("gpu:2,mps:200", "gres:mps:150", 1.5),
+        ("gpu:2,shard:6", "gres:shard:1", 0.333),
+        ("gpu:1,shard:9999", "gres:shard:1", 0.001),
+        ("gpu:4,shard:1", "gres:shard:999999999999", 1_000_000),
+        ("gpu:2", "gres:shard:1", 0),
+        ("", "gres:shard:1", 0),
+        ("shard:4", "gres:shard:1", 0),
+    ],
+)
+def test_a_share_of_a_gpu_is_a_part_of_it(
+    slurm: FakeSlurm, manager_on: Managers, gres: str, asked: str, gpus: float
+) -> None:
+    """Nodes may have as many shares as they like, and users ask for as many."""
+    slurm.answer("sinfo", rows=[node_row("n1", Gres=gres, GresUsed="")])
+    slurm.answer("squeue", rows=[pending(1, NumNodes=1, **{"tres-per-node": asked})])
+    (claim,) = manager_on().listing().claims
+    assert claim.demand.get("gpu") == gpus
+
+
+@pytest.mark.parametrize("used", ["shard:9999999999999999G(IDX:0)", "shard:1(99999999999/4)", "shard:x(IDX:0)"])
+def test_no_number_of_shares_in_use_breaks_the_listing(slurm: FakeSlurm, manager_on: Managers, used: str) -> None:
+    slurm.answer("sinfo", rows=[node_row("n1", Gres="gpu:2,shard:8", GresUsed=f"gpu:999999999999,{used}")])
+    (node,) = manager_on().listing().nodes
+    assert node.used.get("gpu") == 2

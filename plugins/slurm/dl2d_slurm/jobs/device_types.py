@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
@@ -64,21 +65,27 @@ class DeviceTypes:
             for job in jobs
         )
 
-    def _ask(self) -> dict[str, list[str]]:
+    def _ask(self) -> Mapping[str, list[str]]:
         """What jobs hold, by handle."""
         answer = self._commands.run("scontrol", "-d", "--oneliner", "show", "job")
         if answer.status != 0:
             raise failure("scontrol show job failed", answer)
         _, *parts = _JOB.split(answer.stdout)
-        return {handle: _HELD.findall(text) for handle, text in zip(parts[::2], parts[1::2], strict=True)}
+        found = defaultdict[str, list[str]](list)
+        for handle, text in zip(parts[::2], parts[1::2], strict=True):
+            found[handle] += _HELD.findall(text)
+        return found
 
 
 def _types(job: RmJob, held: Sequence[str], capacity: Resources) -> Resources:
-    """The types of the devices that a task holds; any, where its user has written something like it into its name."""
+    """The types of the devices that a task holds; any, where a user has written something like it into a job's name."""
+    kinds = _kinds_of_types(capacity)
     if len(held) == 1:
-        return Resources.of({name.lower(): amount for name, amount in parse_gres(held[0]).items() if ":" in name})
-    any_type = {name: job.held.get(kind) for kind, names in _kinds_of_types(capacity) for name in names}
-    return Resources.of(any_type).minimum(capacity)
+        shown = {name.lower(): amount for name, amount in parse_gres(held[0]).items()}
+        amounts = {name: shown.get(name, 0.0) for _, names in kinds for name in names}
+    else:
+        amounts = {name: job.held.get(kind) for kind, names in kinds for name in names}
+    return Resources.of({name: min(amount, capacity.get(name)) for name, amount in amounts.items()})
 
 
 def _is_unclear(job: RmJob, capacities: Mapping[str, Resources]) -> bool:

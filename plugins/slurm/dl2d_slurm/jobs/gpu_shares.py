@@ -22,6 +22,8 @@ _SHARES: Final = ("shard", "mps")
 _USED: Final = re.compile(
     rf"(?:^|,)(?:{'|'.join(_SHARES)})(?::([^:,()]+))?:([0-9.]+[KMGT]?)\(([^()]*)\)", re.IGNORECASE
 )
+#: More than any job can have: users may write any number.
+_MAX_GPUS: Final = 1e6
 _OF_A_GPU: Final = re.compile(r"([0-9]{1,9})/[0-9]+")
 
 
@@ -41,7 +43,7 @@ def with_shared_gpus(used: Resources, capacity: Resources, text: str) -> Resourc
         types = (f"{_GPU}:{type_}",) if type_ else [name for name in capacity.as_dict() if name.startswith(f"{_GPU}:")]
         for name in (_GPU, *types):
             amounts[name] = amounts.get(name, 0) + gpus
-    return Resources.of(amounts).minimum(capacity)
+    return Resources.of({name: min(amount, capacity.get(name)) for name, amount in amounts.items()})
 
 
 @lru_cache(16_384)
@@ -50,7 +52,8 @@ def with_shares(held: Resources, capacity: Resources) -> Resources:
     more = [NO_RESOURCES]
     for name in _shares(capacity):
         gpu, per_gpu = _gpu(name), _per_gpu(name, capacity)
-        more.append(Resources.of({name: held.get(gpu) * per_gpu, gpu: _part(held.get(name), per_gpu)}))
+        shares = min(held.get(gpu) * per_gpu, capacity.get(name))
+        more.append(Resources.of({name: shares, gpu: _part(held.get(name), per_gpu)}))
     return Resources.total((held, *more))
 
 
@@ -89,7 +92,7 @@ def _per_gpu(share: str, capacity: Resources) -> float:
 
 def _part(shares: float, per_gpu: float) -> float:
     """The part of a GPU that so many shares are; parts of all its shares are no more than the GPU."""
-    return max(shares / per_gpu * 1000 // 1, 1) / 1000 if shares and per_gpu else 0.0
+    return min(max(shares / per_gpu * 1000 // 1, 1) / 1000, _MAX_GPUS) if shares and per_gpu else 0.0
 
 
 def _gpus_in_use(text: str) -> Iterator[tuple[str, int]]:
