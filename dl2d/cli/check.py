@@ -164,7 +164,7 @@ def _plugins() -> Iterator[Finding]:
         for point in found:
             try:
                 point.load()
-            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; which one is what we are asked
+            except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; which one is what is asked
                 broken = True
                 text = f"{point.name} ({point.value}) cannot be loaded: {error!r}; repair or uninstall it"
                 yield Finding(group, False, text)

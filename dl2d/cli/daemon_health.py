@@ -125,7 +125,7 @@ def ask_health(
 
 
 def _knows_own_key(settings: Settings, credential: str) -> bool:
-    """Whether a daemon that does not take our key is another one: we have the key, or see that none was made yet."""
+    """Whether a daemon that refuses this key is another one: the key was read, or none was made yet."""
     try:
         return bool(credential) or not settings.secret_path.exists()
     except OSError:

@@ -93,5 +93,5 @@ def configure_logging(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
-    # It warns whenever an early tick meets the regular one; our own log says how long ticks take.
+    # It warns whenever an early tick meets the regular one; dl2d's own log says how long ticks take.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)

@@ -8,7 +8,7 @@ from typing import Final
 
 from dl2d.core.errors import Dl2dError
 
-#: By extra of pyproject.toml: the modules that its packages install and ours import.
+#: By extra of pyproject.toml: the modules that its packages install and dl2d imports.
 EXTRAS: Final = MappingProxyType(
     {
         "train": ("torch", "matplotlib"),

@@ -90,7 +90,7 @@ class Packing:
         node_sets: Sequence[NodeSet] = (),
         limits: Sequence[SharedLimit] = (),
     ) -> Packing:
-        """A packing in which all our tasks may be given anew: only what others hold is taken.
+        """A packing in which all tasks of dl2d may be given anew: only what others hold is taken.
 
         ``node.used`` must count all of ``tasks``. Tasks that are meant to stay are the incumbents.
         """

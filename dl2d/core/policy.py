@@ -50,7 +50,7 @@ class Policy(Protocol):
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
         """Decide.
 
-        ``packing`` starts with what others hold on the nodes and nothing of ours; a policy that adds tasks through it
-        gives only what has room. It may be used up.
+        ``packing`` starts with what others hold on the nodes and no task of dl2d's; a policy that adds tasks through
+        it gives only what has room. It may be used up.
         """
         ...

@@ -1,9 +1,9 @@
 """The twin: workloads for the simulator, made from what a site recorded. Pure: recorded days in, workloads out.
 
 A site has one cluster, and no table of speeds. What is known of its speeds is what it measured, and how uncertain the
-rest is: each workload has speeds of its own, drawn from the belief (``dl2d.throughput.gaussian_process``), so that
-what is learned holds for whatever the truth may be. Arrivals are those of recorded days (``recorded_days``), or of days
-put together from several.
+rest is: each workload has speeds of its own, drawn from the throughput model (``dl2d.throughput.gaussian_process``),
+so that what is learned holds for whatever the truth may be. Arrivals are those of recorded days (``recorded_days``), or
+of days put together from several.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ NODE_PARTS: Final = (1.0, 1 / 2, 1 / 4)
 
 
 class Speeds:
-    """Speeds of a site's kinds of jobs, as they are believed: means, and draws from what is uncertain.
+    """Predicted speeds of a site's kinds of jobs: means, and draws from what is uncertain.
 
-    A draw has at each size the belief's own mean and deviation; how far sizes go up and down together is a Matern-3/2
-    field over the doublings of workers and PSs, half of it common to all kinds. (The belief's joint distribution is not
+    A draw has at each size the model's mean and deviation; how far sizes go up and down together is a Matern-3/2
+    field over the doublings of workers and PSs, half of it common to all kinds. (The model's joint distribution is not
     drawn from: its correlations near what was measured differ a little.)
 
     Parameters
     ----------
-    belief
+    model
         From what was measured.
     requests
         Of all jobs; kinds are drawn up to the largest bounds among them.
@@ -54,7 +54,7 @@ class Speeds:
     """
 
     def __init__(
-        self, belief: GaussianProcess, requests: Iterable[JobRequest], assumed: Container[TrainingKind] = ()
+        self, model: GaussianProcess, requests: Iterable[JobRequest], assumed: Container[TrainingKind] = ()
     ) -> None:
         largest: dict[TrainingKind, JobRequest] = {}
         for request in requests:
@@ -65,7 +65,7 @@ class Speeds:
                 max_workers=min(max(before.max_workers, request.max_workers), MAX_TASKS),
                 max_ps=min(max(before.max_ps, request.max_ps), MAX_TASKS),
             )
-        self._known = {kind: belief.predict_log_speeds(largest[kind]) for kind in sorted(largest)}
+        self._known = {kind: model.predict_log_speeds(largest[kind]) for kind in sorted(largest)}
         self._assumed = assumed
         self._factors: dict[tuple[int, int], _Field] = {}
 

@@ -263,7 +263,7 @@ class LocalManager:
 
     @staticmethod
     def _reap(process: ProcessId | None) -> None:
-        """Collect an ended supervisor where we are its parent, as process 1 of a container is."""
+        """Collect an ended supervisor where this process is its parent, as process 1 of a container is."""
         if process is not None and os.getpid() == 1 and start_ticks(process.pid, dead=True) == process.ticks:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
@@ -365,7 +365,7 @@ class LocalManager:
 
     @staticmethod
     def _wake_supervisor(record: Record | None) -> None:
-        """Wake the supervisor; it looks for the order itself. It does the killing, so deadlines hold without us."""
+        """Wake the supervisor, which looks for the order and kills; so deadlines hold without a daemon."""
         if record is not None and record.ended is None and record.supervisor is not None and _runs(record.supervisor):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor.pid, signal.SIGTERM)

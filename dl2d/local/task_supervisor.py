@@ -146,7 +146,7 @@ class _Supervisor:
     def _fork(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
         for number in _WAITED:
-            signal.signal(number, signal.SIG_DFL)  # a daemon that ignores SIGCHLD would keep us from waiting
+            signal.signal(number, signal.SIG_DFL)  # a daemon that ignores SIGCHLD would prevent waiting for the task
         go_read, go_write = os.pipe()
         failed_read, failed_write = os.pipe()
         self._leader = os.fork()
@@ -160,7 +160,7 @@ class _Supervisor:
             self._record["keeper"] = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
             self._record["leader"] = {"pid": self._leader, "ticks": start_ticks(self._leader)}
             write_json(self._path, self._record)
-            # From here on whoever wants to stop the task finds us in the record, so one of the two sees the other.
+            # From here on who wants to stop the task finds this process in the record: one of the two sees the other.
             if os.path.exists(self._stop_path):  # noqa: PTH110
                 raise _CannotStart(REFUSED, "it was stopped before it began")
             if time.monotonic() > self._begin_before:
@@ -226,7 +226,7 @@ class _Supervisor:
             if pid == self._leader:
                 self._status = status
         if self._status is not None and self._kill_at is None:
-            # Whatever the task left behind must go too: its room is given away as soon as we end.
+            # Whatever the task left behind must go too: its room is given away as soon as this process ends.
             self._kill_at = time.monotonic() + LEFTOVER_GRACE
             self._signal_all(signal.SIGTERM)
         return True
@@ -288,7 +288,7 @@ def main() -> int:
         os._exit(0)  # so that init and not the daemon is the supervisor's parent
     os.setsid()
     order: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    # The task's standard input is /dev/null from its first moment, and ours must not tie it to the daemon.
+    # The task's standard input is /dev/null from its first moment, and the supervisor's must not tie it to the daemon.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

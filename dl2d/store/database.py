@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.store.sqlite_file import SqliteFile
 
-# Another process (a backup, an admin's shell, `db upgrade`) may hold the write lock this long before we give up.
+# Another process (a backup, an admin's shell, `db upgrade`) may hold the write lock this long before a write fails.
 LOCK_SECONDS = 10.0
 _CONNECT_SECONDS = 10
 #: libpq's options by which a connection ends some 25 s after its server has lost its power, where the kernel would wait
@@ -79,7 +79,7 @@ class StoreLocation:
     def is_missing(self) -> bool:
         """Whether the store is a file that does not exist, which SQLite would make on opening.
 
-        Raises ``StoreUnavailable`` if we may not even look.
+        Raises ``StoreUnavailable`` if it may not even be looked at.
         """
         try:
             return self.file is not None and not self.file.exists()
@@ -107,9 +107,9 @@ class StoreLocation:
 
 
 def open_engine(place: StoreLocation) -> Engine:
-    """An engine with our settings; connects to nothing yet.
+    """An engine with dl2d's settings; connects to nothing yet.
 
-    In SQLite we begin transactions ourselves, because Python's driver would begin them late and always deferred: a
+    In SQLite transactions are begun here, because Python's driver would begin them late and always deferred: a
     transaction that reads first and writes later then fails at once when another writer came between.
     """
     options: dict[str, Any] = {"hide_parameters": True}
@@ -166,7 +166,7 @@ class Database:
         self.fence: Callable[[Connection], None] | None = None
         self._closed = False
         self._file = None if place.file is None else SqliteFile(place.file)
-        # SQLite has one writer at a time. Waiting for a lock of ours is fair and wakes at once; waiting for
+        # SQLite has one writer at a time. Waiting for this lock is fair and wakes at once; waiting for
         # SQLite's polls. In memory there is one connection, so readers queue too.
         self._writers = threading.Lock()
 
@@ -228,7 +228,7 @@ class StoreTables:
 
 @contextlib.contextmanager
 def translated(place: StoreLocation, doing: str) -> Iterator[None]:
-    """Turn every error of SQLAlchemy, a driver or a conversion into one of ours.
+    """Turn every error of SQLAlchemy, a driver or a conversion into one of dl2d's.
 
     Raises
     ------

@@ -119,7 +119,7 @@ class ServerLease(Lease):
         self._engine = engine
         self._connection: Connection | None = None
         self._one = threading.Lock()
-        #: Set when the pool had to make a new connection: the server may have dropped ours too.
+        #: Set when the pool had to make a new connection: the server may have dropped the lease's too.
         self._doubtful = threading.Event()
 
     def doubt(self) -> None:

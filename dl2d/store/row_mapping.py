@@ -158,7 +158,7 @@ class Base(DeclarativeBase):
     """All tables of dl2d.
 
     Times are seconds since 1970 (UTC) as floating-point numbers unless a name says otherwise. Jobs have a number of
-    ours, which the other tables refer to; below a job, names are as people know them (``worker-3``). Rows are
+    dl2d's, which the other tables refer to; below a job, names are as people know them (``worker-3``). Rows are
     deleted by age alone (``retention``). What a person asks for in SQL is a plain column; the rest of a record is JSON.
     """
 

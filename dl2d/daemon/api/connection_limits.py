@@ -236,7 +236,7 @@ class Connection(H11Protocol):
     def _expire(self) -> None:
         self._deadline = None
         if self.in_work and not self.flow.write_paused:
-            self._set_deadline()  # the client waits for our answer
+            self._set_deadline()  # the client waits for the answer
         else:
             self.transport.abort()
 

@@ -45,7 +45,7 @@ class Dl2Settings(Settings):
     """Arrivals as in DL2's simulator: a fixed list of arrivals per slot, from a drawn offset on, capped; fixed lengths.
 
     After the "Google_Trace" and "Normal" modes of the simulator of Peng et al., "DL2" (arXiv:1909.06040); the list and
-    the lengths are our own. In slot t come min(cap, round(cap x f(t + offset))) jobs, with offset uniform in 0..4 and f
+    the lengths are dl2d's. In slot t come min(cap, round(cap x f(t + offset))) jobs, with offset uniform in 0..4 and f
     a pattern of 60 slots between 0.3 and 1.3 with a burst in slot 1. Types are uniform; type k of K (by name, from 1)
     runs for longest x k / K slots on one worker and one PS.
     """

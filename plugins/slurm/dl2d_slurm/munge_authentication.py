@@ -24,7 +24,7 @@ from dl2d_slurm.submission.sbatch_options import options_of_script, own_options,
 
 _ID = re.compile(r"[0-9]{1,18}")
 _FIELD = re.compile(r"([A-Z_]+):\s*(\S*)")
-#: A credential with our short payload has some 250 characters.
+#: A credential with this short payload has some 250 characters.
 _MAX_PROOF = 4096
 #: Maximum length of a batch script, whose lines are read each time that its job registers; sbatch takes 4 MiB.
 _MAX_SCRIPT = 1 << 20

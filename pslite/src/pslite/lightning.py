@@ -148,7 +148,7 @@ class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._turn = next(self._turns, ())
         self._note_rank()
         if loss is None:
-            closure._result = ClosureResult(None)  # noqa: SLF001  (no part of this batch is ours)
+            closure._result = ClosureResult(None)  # noqa: SLF001  (this worker has no part of this batch)
         return loss
 
     # --- one worker writes files ----------------------------------------------------------------------------------

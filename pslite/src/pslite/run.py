@@ -216,7 +216,7 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
 
 
 def with_hooks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which a script that imports mxnet gets ours with it; see mxnet_hook/sitecustomize.py."""
+    """Return an environment in which scripts that import mxnet get `pslite.mxnet` (mxnet_hook/sitecustomize.py)."""
     hooks = str(Path(__file__).with_name("mxnet_hook"))
     before = environ.get("PYTHONPATH", "")
     places = [place for place in before.split(os.pathsep) if place and place != hooks]

@@ -1,6 +1,6 @@
 """Records in the answers of squeue and sinfo: how they are asked for, and how answers are cut into them.
 
-Fields that people write themselves may hold any character, line breaks and our separator included: comments, job
+Fields that people write themselves may hold any character, line breaks and the separator included: comments, job
 names and an admin's reason, but also types of generic resources (``--gres=gpu:a|b:1``), accounts and container names.
 So each field ends with a terminator that is drawn at random for each query: nobody can write text that looks like
 another field or a record of its own.

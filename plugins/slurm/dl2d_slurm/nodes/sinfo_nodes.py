@@ -29,7 +29,7 @@ class Nodes:
     """Parsed answer of sinfo."""
 
     nodes: tuple[Node, ...]
-    #: Slurm's own spelling of generic resources, by our lower-case names.
+    #: Slurm's own spelling of generic resources, by dl2d's lower-case names.
     spelling: Mapping[str, str]
     #: Partitions with their nodes, by name.
     partitions: Mapping[str, Partition] = field(default_factory=dict)

@@ -81,7 +81,7 @@ def sbatch_arguments(
     Parameters
     ----------
     spelling
-        Slurm's own spelling of generic resources, by our lower-case names.
+        Slurm's own spelling of generic resources, by dl2d's lower-case names.
     as_owner
         Whether to become the owner (root may); otherwise the job belongs to whoever runs the daemon.
     partition, time_limit

@@ -185,7 +185,7 @@ class Coordinator:
         self._wake()
 
     def disconnect(self, task: str) -> None:
-        """Lose the control connection of a member, which comes back (for tests; in our own thread)."""
+        """Lose the control connection of a member, which comes back (for tests; in the loop's thread)."""
         for connection in [each for each in self._connections if each.hello.task == task and each.member is not None]:
             self._disconnect(connection, "")
 
@@ -211,14 +211,14 @@ class Coordinator:
         except Fenced:
             raise  # without another word to anybody
         except BaseException as error:
-            # an interrupt, a termination or a defect of ours: nobody may be left waiting for us
+            # an interrupt, a termination or a defect here: nobody may be left waiting for this coordinator
             if not state.over:
                 if isinstance(error, Cancelled | KeyboardInterrupt):
                     self._job.end("cancelled", f"its coordinator got {error or 'an interrupt'}")
                 else:
                     self._job.fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
-            # before the scheduler is told, who may not answer: whoever ends us may not wait for that
+            # before the scheduler is told, who may not answer: whoever ends this process may not wait for that
             self._log.forget()
             self._director.close(status_report.report(self._job))
             raise
@@ -283,7 +283,7 @@ class Coordinator:
         job, state = self._job, self._job.state
         now = time.monotonic()
         if now - self._ticked > job.settings.lease / 4:
-            # we were stopped, or starved: members have looked for another one, and come back now
+            # this process was stopped, or starved: members have looked for another one, and come back now
             failure_detector.be_lenient(job, now)
             job.watch.rest(now)
             self._log.check()

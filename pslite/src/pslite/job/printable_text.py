@@ -19,7 +19,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def indented(text: str) -> str:
-    """Return the text escaped, with lines after the first indented, so that none of them looks like a line of ours."""
+    """Return the text escaped, with lines after the first indented, so that none of them looks like another message."""
     return "\n    ".join(printable(line, keep="\t") for line in text.split("\n"))
 
 

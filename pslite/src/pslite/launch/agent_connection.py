@@ -84,7 +84,7 @@ class AgentConnection:
             if not self.poll():
                 if self._noted:
                     break
-                # a process that ends at once may be faster than our own connection
+                # a process that ends at once may be faster than this connection
                 if self.open(min(reach, max(0.0, deadline - time.monotonic()))):
                     break
             with self._lock:

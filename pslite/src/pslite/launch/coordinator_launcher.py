@@ -55,7 +55,7 @@ class Tasks:
 
     def argv(self) -> list[str]:
         """Return the command as a scheduler has to start it; dl2-run need not be said where it is without options."""
-        # a scheduler drops variables of ours from the environment
+        # a scheduler drops pslite's variables from the environment
         chosen = {"--encrypt": self.encrypt, "--durability": self.durability}
         options = [word for option, value in chosen.items() if value for word in (option, value)]
         return ["dl2-run", *options, "--", *self.command] if options else list(self.command)

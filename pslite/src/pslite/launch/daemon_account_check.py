@@ -24,7 +24,7 @@ _MIN_PAUSE, _MAX_PAUSE = 0.001, 0.05
 
 
 def trusted_accounts(*more: int) -> frozenset[int]:
-    """Return the accounts that may serve the job API: root, our own, that of this installation, and `more`.
+    """Return the accounts that may serve the job API: root, this process's, that of this installation, and `more`.
 
     With them that of the daemon, as far as its address file says it.
     """

@@ -56,7 +56,7 @@ def wait_for(process: subprocess.Popen[bytes]) -> int:
 
 
 def from_terminal() -> bool:
-    """Whether we are in the foreground of a terminal, whose Ctrl-C every process of our group gets by itself."""
+    """Whether this process is in the foreground of a terminal, whose Ctrl-C every process of its group gets."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

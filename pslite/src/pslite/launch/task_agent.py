@@ -163,8 +163,8 @@ class TaskAgent:
         """Return what the task has used in all, from the kernel's accounting of waited-for children."""
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        # the largest of all processes that we ever had: the task's if it is larger than those before it. A process
-        # counts as at least as large as we were when it was made (the kernel's exec_mmap), some 30 MB
+        # the largest of all child processes so far: the task's if it is larger than those before it. A process
+        # counts as at least as large as this one was when it was made (the kernel's exec_mmap), some 30 MB
         largest = after.ru_maxrss * 1024 if after.ru_maxrss > before.ru_maxrss else 0
         return Usage(
             seconds=seconds,

@@ -48,7 +48,7 @@ def rule_of(optimizer: Any, key: int | str) -> Descent:
     rate, decay = float(rate * rate_by), float(optimizer.wd * decay_by)
     if kind in (mx.optimizer.SGD, mx.optimizer.ccSGD, mx.optimizer.NAG):
         # With NAG, MXNet's kernel takes the weight decay that enters the momentum from the weight after the step; its
-        # own documentation, and we, from that before.
+        # own documentation, and pslite, from that before.
         momentum = float(optimizer.momentum)
         return SGD(
             lr=rate,
@@ -99,7 +99,7 @@ def _multipliers(optimizer: Any, key: int | str) -> tuple[float, float]:
 
 
 def schedule_of(scheduler: Any) -> Schedule:
-    """Return a scheduler of mxnet.lr_scheduler as a description; its rate at update n is ours at version n - 1.
+    """Return a scheduler of mxnet.lr_scheduler as a description; its rate at update n is that at version n - 1.
 
     Raises
     ------

@@ -18,7 +18,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pat
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads mxnet as its own loader does, then ours."""
+    """Loads mxnet as its own loader does, then pslite's part."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader

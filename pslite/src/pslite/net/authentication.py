@@ -131,7 +131,7 @@ class Acceptor:
         Raises
         ------
         ProtocolError
-            this is not our protocol; close the connection.
+            this is not pslite's protocol; close the connection.
 
         """
         answer = b""
@@ -189,7 +189,7 @@ def connect(
     address
         host:port, or the name of an abstract Unix socket with its leading zero.
     identity
-        who we are.
+        this process.
     channel
         what the connection is for.
     timeout
@@ -202,7 +202,7 @@ def connect(
     ConnectError
         nobody answered in time.
     AuthenticationError
-        the peer refused us, or is not who it should be.
+        the peer refused this process, or is not the one that it should be.
 
     """
     deadline = time.monotonic() + timeout

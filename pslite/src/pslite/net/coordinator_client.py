@@ -58,7 +58,7 @@ class CoordinatorClient:
     Parameters
     ----------
     identity
-        who we are, with the job's token.
+        of this process, with the job's token.
     address
         host:port of the coordinator.
     timeout
@@ -148,7 +148,7 @@ class CoordinatorClient:
         JobFailed
             the coordinator is gone, and nobody takes its place.
         ProtocolError
-            what came is not of our protocol.
+            what came is not of this protocol.
 
         """
         with self._lock:

@@ -145,7 +145,7 @@ class MappedMemory:
     Parameters
     ----------
     fd
-        its descriptor; ours from now on, and closed here.
+        its descriptor; owned here from now on, and closed here.
 
     Raises
     ------

@@ -228,8 +228,8 @@ class KVStoreJob:
         left = session.exchange(contributions, 0.0, 0)
         bundle.fill = None
         while left:
-            # Another worker is gone in the middle of the step.  Its samples are not ours to compute: our gradient
-            # counts in its place, so that the mean is one of the right size.
+            # Another worker is gone in the middle of the step.  Its samples are not computed: this worker's gradient
+            # counts in place of its own, so that the mean is one of the right size.
             left = session.exchange([Contribution(node, bundle) for node in left], 0.0, 0)
         step.finish()
 

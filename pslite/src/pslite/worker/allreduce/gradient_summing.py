@@ -167,7 +167,7 @@ class Summing:
         return works
 
     def add_up(self, group: Group, how: Division) -> list[Work]:
-        """Add up our slice, and start to give it to the others."""
+        """Add up this worker's slice, and start to give it to the others."""
         width = how.width(group.rank)
         if not self._exact or group.size == 1 or not width:
             return []

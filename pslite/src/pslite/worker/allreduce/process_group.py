@@ -179,7 +179,7 @@ class Group:
         if size == 1:
             self._gone.set()
             return
-        gloo: Any = dist.ProcessGroupGloo  # what we need of it has no public name
+        gloo: Any = dist.ProcessGroupGloo  # what is needed of it has no public name
         options = gloo._Options()  # noqa: SLF001
         options._timeout = timedelta(seconds=seconds) if seconds else _FOREVER  # noqa: SLF001
         try:

@@ -35,7 +35,7 @@ class Giving:
     to
         who gets it.
     identity
-        who we are.
+        this worker.
     plan
         the plan in force.
     version
@@ -117,7 +117,7 @@ class Taking:
     Parameters
     ----------
     identity
-        who we are.
+        this worker.
     job
         the name of the job.
     host
@@ -234,7 +234,7 @@ class Taking:
         return bytes_of(self._states[header.block])
 
     def shared(self, link: Link, header: Header) -> None:  # noqa: ARG002
-        """Refuse shared memory: what is not copied would change under us."""
+        """Refuse shared memory: what is not copied would change while it is read."""
         raise ProtocolError(f"{link.task} sent shared memory, but states of workers are not sent in shared memory")
 
     def arrived(self, link: Link, header: Header) -> None:

@@ -76,8 +76,8 @@ class AllReduceWorker(Membership):
         self._plan: Plan | None = None
         self._group: Group | None = None
         self._division = Division(spec, 1, (0,), self.weights.memory.size)
-        #: whether others have the weights of the present version and we get them in the coming step; from whom, and
-        #: which version that is
+        #: whether others have the weights of the present version and this worker gets them in the coming step; from
+        #: whom, and which version that is
         self._behind = False
         self._giver = 0
         self._newest = -1
@@ -107,11 +107,11 @@ class AllReduceWorker(Membership):
         Raises
         ------
         AuthenticationError
-            the coordinator refused us.
+            the coordinator refused this worker.
         JobFailed
             the job failed meanwhile.
         Drained
-            we are not needed.
+            this worker is not needed.
 
         """
         client = self._open()
@@ -129,7 +129,7 @@ class AllReduceWorker(Membership):
         self._progress.computes = True
 
     def finish(self) -> None:
-        """Say that the last version is reached, and wait until everybody has it: somebody may need ours."""
+        """Say that the last version is reached, and wait until everybody has it: others may need this worker's."""
         self._progress.computes = False
         self._reports.report(force=True)
         self._send(Digests(blocks=self._replica.digests()))
@@ -156,7 +156,7 @@ class AllReduceWorker(Membership):
             self._group.close()
 
     def _leave(self, plan: int) -> None:
-        """Wait to be let go: until then the others may need our state."""
+        """Wait to be let go: until then the others may need this worker's state."""
         self._reports.drained(plan)
         self._groups.wait(lambda: False)
 
@@ -182,7 +182,7 @@ class AllReduceWorker(Membership):
         Raises
         ------
         Drained
-            this was our last step.
+            this was the worker's last step.
         JobFailed
             the job failed.
 
@@ -207,7 +207,7 @@ class AllReduceWorker(Membership):
         return ()
 
     def _catch_up(self) -> None:
-        """Take part in steps in which we have nothing to compute."""
+        """Take part in steps in which this worker has nothing to compute."""
         while not self.share.nodes and self.version < self.spec.total_versions:
             try:
                 self._step(())
@@ -230,7 +230,7 @@ class AllReduceWorker(Membership):
                 work, said = group.gather((plan.number, version, stamp))
                 works = [work, *self._summing.begin(group, self._division, contributions)]
             if self._behind:
-                # Our part of the exchange goes on meanwhile: nobody waits for us.
+                # This worker's part of the exchange goes on meanwhile: nobody waits for it.
                 self._take_state(plan)
             self._await(works)
             if said is not None:
@@ -253,7 +253,7 @@ class AllReduceWorker(Membership):
             self._enter(coming)
 
     def _before_change(self, block: int) -> None:
-        """Wait until nobody is getting a block from us any more: a change that has begun must be made whole."""
+        """Wait until nobody is getting a block from this worker: a change that has begun must be made whole."""
         if all(giving.spares(block) for giving in self._giving):
             return
         self._reports.suspension.start()
@@ -275,7 +275,7 @@ class AllReduceWorker(Membership):
                 )
 
     def _save(self, group: Group) -> None:
-        """Keep our part of a checkpoint, if it is time for one."""
+        """Keep this worker's part of a checkpoint, if it is time for one."""
         assert self._saver is not None
         for block in self.blocks[group.rank :: group.size]:
             self._saver.take(block.number, self.version, self._replica.states[block.number])
@@ -346,7 +346,7 @@ class AllReduceWorker(Membership):
         return [int(version) for version in versions[:, 0]]
 
     def _begin(self) -> None:
-        """We are the chief: the job begins with our weights, or goes on from a checkpoint."""
+        """As the chief, begin the job with this worker's weights, or from a checkpoint."""
         found = to_resume(self.spec)
         self._replica.begin(found)
         if found is not None:
@@ -356,7 +356,7 @@ class AllReduceWorker(Membership):
         self._progress.entered = True
 
     def _take_state(self, plan: Plan) -> None:
-        """Get weights and optimizer state; until all of it is here we keep what we have."""
+        """Get weights and optimizer state; until all of it is here the worker keeps what it has."""
         assert self._taking is not None
         states = self._replica.states
         if self._progress.entered:
