@@ -98,13 +98,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     since: float = 0.0
     #: Why it failed, or what the manager waits for.
     note: str = ""
-    #: What the resource manager has given it, if that is more than its demand: memory that it did not ask for, whole
-    #: cores. Only in snapshots.
+    #: What it holds by the resource manager's listing, if that is not its demand. Only in snapshots, whose demands are
+    #: what tasks get (``RmListing.given``).
     held: Resources = NO_RESOURCES
 
     @property
     def room(self) -> Resources:
-        """What its node has free when it has left. Its replacement needs its demand only."""
+        """What its node has free when it has left. Its replacement needs its demand."""
         return self.held if self.held.thousandths else self.demand
 
     @property

@@ -6,7 +6,7 @@ One test suite (tests/contract) runs over every implementation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -260,6 +260,9 @@ class RmListing:
     eligible_nodes: Mapping[str, EligibleNodes] = field(default_factory=dict)
     #: Handles of anchors whose tasks each get a node of their own, which no other task and no other job gets.
     whole_nodes: frozenset[str] = frozenset()
+    #: What a task of a job gets that demands so much, where that may be more, by the handle of its anchor: a function
+    #: without side effects. Jobs that are absent get what they demand.
+    given: Mapping[str, Callable[[Resources], Resources]] = field(default_factory=dict)
     #: Handles of anchors whose tasks may run although they are not listed: the manager knows tasks by the reports of
     #: containers, and more of a job's containers run than have reported.
     unreported: frozenset[str] = frozenset()

@@ -83,7 +83,7 @@ def _start(
     context: Context, submitter: TaskSubmitter, starts: Sequence[Start], jobs: Mapping[JobKey, Job], at: float
 ) -> tuple[list[str], list[tuple[Failure, ResourceManagerError]]]:
     """Persist tasks, submit them, and persist what came of it; returns the tags of those that started, and failures."""
-    # Where tasks have whole nodes, the plan's demands have them too, which no resource manager knows.
+    # The plan's demands are what tasks get, which may be more, and whole nodes, which no resource manager knows.
     starts = [structs.replace(start, demand=jobs[start.job].request.demand(start.role)) for start in starts]
     tasks = context.store.ask_tasks(starts, at)
     specs_of = {key: context.task_specs.of_job(jobs[key]) for key in {task.job: None for task in tasks}}

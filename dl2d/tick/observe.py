@@ -17,9 +17,10 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
 from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import ResourceManager, RmListing
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.avoided_nodes import node_sets
+from dl2d.tick.given_beyond_demand import with_given
 from dl2d.tick.queued_jobs import NEVER_QUEUED, QueueHistory, queued_jobs
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
@@ -95,7 +96,8 @@ def take_snapshot(
     did not start. They are not used for that job for a while; of those where tasks failed, as many are used as its
     smallest size needs, which is found with ``placement``. A node that none of the jobs may use takes no tasks.
 
-    What tasks hold beyond their demands is shown with them: their nodes have it free when they have left.
+    Demands are what tasks get (``with_given``). Where tasks hold something else, it is shown with them: their nodes
+    have it free when they have left.
 
     A node with tasks that is not listed is shown as draining, with the room of these tasks: they run on until they are
     not listed themselves, and a policy that has no room for them would let tasks leave elsewhere.
@@ -103,17 +105,11 @@ def take_snapshot(
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.
     """
-    given = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
-    tasks = tuple(
-        structs.replace(task, held=task.demand.maximum(given_to_task))
-        if (given_to_task := given.get(task.handle, NO_RESOURCES)).thousandths
-        and not given_to_task.fits_in(task.demand)
-        else task
-        for task in live.tasks
-    )
+    holding = {job.handle for job in listing.jobs if job.state.holds_resources}
+    jobs_given, tasks = with_given(live.jobs, live.tasks, listing)
     promised: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
-        if task.handle not in given:
+        if task.handle not in holding:
             promised[task.node].append(task.demand)
     nodes = tuple(
         structs.replace(node, used=Resources.total((node.used, *promised[node.name])))
@@ -121,7 +117,7 @@ def take_snapshot(
         else node
         for node in listing.nodes
     ) + _unlisted_nodes(listing, tasks)
-    with_coordinator = tuple(job for job in live.jobs if job.state in (JobState.READY, JobState.RUNNING))
+    with_coordinator = tuple(job for job in jobs_given if job.state in (JobState.READY, JobState.RUNNING))
     queued = queued_jobs(with_coordinator, tasks, queue_history)
     schedulable = tuple(job for job in with_coordinator if job.key not in queued)
     just_started = _static_jobs_started_now(schedulable, tasks, listing.at)

@@ -54,13 +54,14 @@ def test_a_tick_with_a_thousand_jobs_asks_slurm_once_for_jobs_and_once_for_nodes
 ) -> None:
     context = context_of(manager_on(), store)
     state = TickState()
-    for more in ({"squeue": 2, "scontrol": 2}, {}, {}):
+    for more in ({"squeue": 2, "scontrol": 5}, {}, {}):
         clock.now += 15
         slurm.forget()
         state, report = tick(context, state)
         assert len(report.snapshot.jobs) == ANCHORS
         assert report.plan.starts == report.plan.stops == ()
-        # At first, excluded nodes are asked for as well; reservations and limits are once a minute.
+        # At first, excluded nodes are asked for as well; reservations and limits are once a minute, and
+        # slurm.conf is every ten minutes.
         assert Counter(call.name for call in slurm.calls()) == {"squeue": 1, "sinfo": 1} | more
 
 

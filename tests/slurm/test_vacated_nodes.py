@@ -151,7 +151,7 @@ def test_what_a_job_holds_beyond_its_demand_is_shared_with_other_elastic_jobs(si
 def test_a_task_moves_where_its_demand_has_room(
     site: Site, worker: Resources, cpus: int, memory: int, elsewhere: dict[str, object], why: str
 ) -> None:
-    """The only worker of a job, on n1, holds more there than is free on n3."""
+    """The only worker of a job, on n1, holds more there than is free on n3; why, Slurm has not said."""
     request = replace(
         REQUEST, max_workers=1, min_ps=0, max_ps=0, worker=worker, ps=NO_RESOURCES, architecture=Architecture.ALLREDUCE
     )
@@ -170,6 +170,71 @@ def test_a_task_moves_where_its_demand_has_room(
     report = site.tick()
     assert [(move.task, move.node) for move in report.plan.moves] == [("worker-0", "n3")]
     assert [start.demand for start in report.plan.starts] == [worker]
+
+
+# Memory that nobody demands, and whole cores
+
+#: Answers of scontrol for configuration, partitions and nodes, where a task gets both threads of a core and 450 MiB for
+#: each of these.
+GIVES_MORE = (
+    "DefMemPerCPU = 450\nSelectType = select/cons_tres\nSelectTypeParameters = CR_CORE_MEMORY\nMinJobAge = 300 sec\n"
+    "PartitionName=gpu OverSubscribe=NO DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED\n"
+    + "".join(f"NodeName=n{number} CoresPerSocket=4 CPUTot=8 Sockets=1\n" for number in (1, 2, 3, 4))
+)
+ONE_CPU = replace(
+    REQUEST, max_workers=8, min_ps=0, max_ps=0, worker=Resources.of(cpu=1), ps=NO_RESOURCES,
+    architecture=Architecture.ALLREDUCE,
+)  # fmt: skip
+GIVEN = "cpu=2,mem=900M,node=1"
+
+
+def test_the_first_tasks_of_a_job_start_where_what_slurm_gives_them_has_room(site: Site) -> None:
+    """n1 and n2 have room for what they demand. Nothing but the demand is told to Slurm and kept."""
+    site.slurm.answer("scontrol", stdout=GIVES_MORE)
+    key = site.elastic(7, ONE_CPU, [])
+    site.nodes(
+        node_row("n1", AllocMem="3500", CPUsState="2/6/0/8"), node_row("n2", CPUsState="7/1/0/8"), node_row("n3"),
+        node_row("n4", CPUsState="8/0/0/8"),
+    )  # fmt: skip
+    report = site.tick()
+    assert [start.node for start in report.plan.starts] == ["n3"] * 4
+    assert report.decision.allocations()[key] == Allocation(4, 0)
+    assert {task.demand for task in site.store.tasks(live=True, job=key)} == {Resources.of(cpu=1)}
+    for call in site.slurm.calls("sbatch"):
+        assert "--cpus-per-task=1" in call.argv
+        assert not any(word.startswith("--mem") for word in call.argv)
+
+
+def test_tasks_that_slurm_has_not_started_count_with_what_it_will_give_them(site: Site) -> None:
+    """The first job's tasks wait, as while Slurm is busy; the other one's have the remainder."""
+    site.slurm.answer("scontrol", stdout=GIVES_MORE)
+    first, second = replace(ONE_CPU, max_workers=3), ONE_CPU
+    site.elastic(7, first, [(Role.WORKER, "n3")] * 3, GIVEN)
+    for row in site.rows[:3]:
+        row |= {"State": "PENDING", "NodeList": "", "ReqNodes": "n3", "Reason": "None", "tres-alloc": "cpu=1,mem=450M"}
+    key = site.elastic(8, second, [])
+    site.nodes(node_row("n3"), node_row("n4", CPUsState="8/0/0/8"))
+    report = site.tick()
+    assert [(start.job, start.node) for start in report.plan.starts] == [(key, "n3")]
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"CPUsState": "7/1/0/8"}, {"AllocMem": "3500"}, {}], ids=["a thread", "too little memory", "enough"]
+)
+@pytest.mark.parametrize("why", ["time limit", "claim"])
+def test_a_task_moves_where_what_slurm_gives_it_has_room(site: Site, elsewhere: dict[str, object], why: str) -> None:
+    """As ``test_a_task_moves_where_its_demand_has_room``, where Slurm has said what tasks get."""
+    site.slurm.answer("scontrol", stdout=GIVES_MORE)
+    site.elastic(7, replace(ONE_CPU, max_workers=1), [(Role.WORKER, "n1")], GIVEN)
+    used = {"CPUsState": "2/6/0/8" if why == "claim" else "8/0/0/8", "AllocMem": "900"}
+    site.nodes(node_row("n1", **used), node_row("n3", **elsewhere), node_row("n4", CPUsState="8/0/0/8"))
+    if why == "claim":
+        site.wait(812, ReqNodes="n1", **WHOLE)
+    else:
+        site.clock.now += 3600
+        site.rows[0]["EndTime"] = int(site.clock()) + 200
+    report = site.tick()
+    assert [(move.task, move.node) for move in report.plan.moves] == ([] if elsewhere else [("worker-0", "n3")])
 
 
 @pytest.mark.parametrize("accounted", ["", ",gres/gpu={}"], ids=["none", "gres/gpu"])

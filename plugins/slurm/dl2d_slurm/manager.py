@@ -19,6 +19,7 @@ from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
     Capabilities,
+    EligibleNodes,
     ProbeStep,
     ResourceManager,
     RmIdentity,
@@ -62,7 +63,7 @@ from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved, without_magnetic
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
-from dl2d_slurm.nodes.whole_node_partitions import WholeNodePartitions, give_whole_nodes
+from dl2d_slurm.nodes.task_allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.partitions import (
     Partition,
@@ -164,7 +165,7 @@ class SlurmManager:
         self._reservations = KnownReservations(self._commands)
         #: Names of the magnetic ones in the last listing.
         self._magnetic: frozenset[str] = frozenset()
-        self._whole_node_partitions = WholeNodePartitions(self._commands)
+        self._allocation_rules = KnownAllocationRules(self._commands)
         self._last: RmListing | None = None
         #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
         #: is not used again.
@@ -234,7 +235,7 @@ class SlurmManager:
         self._max_seconds_by_job = {**self._max_seconds_by_job, **most} if jobs.unreadable else most
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id], job.user) for job in running}
-        whole_node_partitions = self._whole_node_partitions.at(now, ask=jobs.any_whole_nodes)
+        rules = self._allocation_rules.at(now, ask=bool(anchors))
         sharing = self._settings.sharing
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
         seen_jobs = self._withheld_room.with_refused_tasks(
@@ -274,13 +275,35 @@ class SlurmManager:
                 if (handle := handle_for_users(job)) in limited
             ),
             whole_nodes=frozenset(
-                handle for handle, given in anchors.items() if give_whole_nodes(given.partition, whole_node_partitions)
+                handle for handle, options in anchors.items() if rules.gives_whole_nodes(options.partition)
             ),
+            given=self._given(rules, anchors, eligible, nodes.partitions),
             eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),
         )
         self._last = listing if last_change is self._last_change else None
         return listing
+
+    def _given(
+        self,
+        rules: AllocationRules,
+        anchors: Mapping[str, AnchorOptions],
+        eligible: Mapping[str, EligibleNodes | None],
+        partitions: Mapping[str, Partition],
+    ) -> dict[str, GivenToTask]:
+        """``RmListing.given``. Jobs with the same partitions and nodes share one answer."""
+        found: dict[tuple[str, int], GivenToTask | None] = {}
+        of_anchors: dict[str, GivenToTask] = {}
+        for handle, options in anchors.items():
+            names, usable = options.partition, eligible[handle]
+            key = names, id(usable)
+            if key not in found:
+                known = (partitions[name].nodes for name in names.split(",") if name in partitions)
+                nodes = frozenset[str]().union(*known) if usable is None else usable.nodes
+                found[key] = rules.given(names, nodes, self._settings.default_memory_mib)
+            if (given := found[key]) is not None:
+                of_anchors[handle] = given
+        return of_anchors
 
     def _ask_jobs_and_nodes(self) -> tuple[Jobs, Nodes]:
         """Ask squeue and sinfo, and note what starts, stops and later listings need of the answers."""

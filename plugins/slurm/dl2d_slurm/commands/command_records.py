@@ -19,8 +19,9 @@ from dl2d_slurm.commands.commands import Answer, Commands
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 #: With these squeue and sinfo show all of the cluster, and nothing of the others of a federation.
 ALL_LOCAL: Final = ("--noheader", "--all", "--local")
-#: Shows the configuration of all partitions, each on a line.
+#: Show the configuration of all partitions and of all nodes, each on a line.
 SHOW_PARTITIONS: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
+SHOW_NODES: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "node")
 #: Starts each terminator: squeue reads leading digits as the field's width.
 SEPARATOR = "|"
 

@@ -18,7 +18,6 @@ from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import (
     count,
-    has_whole_nodes,
     hosts,
     name_or_empty,
     parse_gres,
@@ -87,8 +86,6 @@ class Jobs:
     options: Mapping[str, AnchorOptions] = field(default_factory=dict)
     #: The anchor's id, the partition and what it holds, of each of dl2d's tasks that holds resources.
     tasks: tuple[tuple[str, str, Resources], ...] = ()
-    #: Whether any job that runs shares its nodes with no other job.
-    any_whole_nodes: bool = False
     #: Jobs that wait for room on nodes, and such that wait for a limit that others fill. Of dl2d's tasks only those
     #: that were submitted without a node.
     waiting: tuple[WaitingJob, ...] = ()
@@ -180,7 +177,6 @@ def parse_jobs(
         unreadable=tuple(unreadable),
         options={each.job.shown_id: each.options for each in listed if each.options is not None},
         tasks=tuple(_held_by_tasks(listed, tagged)),
-        any_whole_nodes=any(each.job.state.holds_resources and has_whole_nodes(each.record) for each in listed),
         waiting=tuple(each for each in queue if not each.limit_reason),
         waiting_for_limits=tuple(each for each in queue if each.limit_reason),
         others=_held_by_others(listed, tagged),

@@ -1,0 +1,193 @@
+"""What Slurm gives a task beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
+
+Tried with Slurm 22.05: tests/slurm/test_real_slurm.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Final
+
+import structlog
+
+from dl2d.core.errors import ResourceManagerError
+from dl2d.core.resources import Resources
+from dl2d_slurm.commands.command_output_values import EXCLUSIVE_PARTITION, LINEAR, count
+from dl2d_slurm.commands.command_records import SHOW_NODES, SHOW_PARTITIONS
+from dl2d_slurm.commands.commands import Commands, failure
+
+log = structlog.get_logger(__name__)
+
+#: How often slurm.conf is asked for, and how long after Slurm did not answer.
+_SECONDS: Final = 600.0
+_RETRY_SECONDS: Final = 60.0
+#: Partitions of select/linear in which jobs do not share nodes.
+_NOT_SHARED: Final = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|EXCLUSIVE)\b", re.MULTILINE)
+_SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
+_FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """Default memory of the jobs of a partition, and how much they may have for each CPU; in MiB, 0 for not set."""
+
+    per_node: int = 0
+    per_cpu: int = 0
+    per_gpu: int = 0
+    most_per_cpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GivenToTask:
+    """What each task of a job gets: the least by the partitions in one of which it will run (``RmListing.given``)."""
+
+    partitions: Collection[MemoryRule]
+    #: CPUs are given in multiples of this number: those of a core, or of a socket.
+    cpu_unit: int = 1
+    #: Whether memory is a resource of which nodes run out.
+    memory_counts: bool = True
+    #: Whether memory for each CPU is counted for the CPUs that were asked for (``CR_CPU``), not for those that are
+    #: given.
+    memory_of_asked_cpus: bool = False
+
+    def __call__(self, demand: Resources) -> Resources:
+        """What a task with a demand gets of CPUs and memory."""
+        return reduce(Resources.minimum, (self._in_partition(rule, demand) for rule in self.partitions))
+
+    def _in_partition(self, rule: MemoryRule, demand: Resources) -> Resources:
+        asked, gpus, memory = max(math.ceil(demand.get("cpu")), 1), demand.get("gpu"), demand.get("memory")
+        per_cpu = 0 if memory or rule.per_node else rule.per_cpu
+        cpus, memory = asked, memory or rule.per_node
+        if rule.most_per_cpu and per_cpu > rule.most_per_cpu:
+            times = math.ceil(per_cpu / rule.most_per_cpu)
+            cpus, per_cpu = asked * times, math.ceil(per_cpu / times)
+        elif rule.most_per_cpu and memory and not gpus:
+            # As many times the CPUs that were asked for as do not exceed those that this memory needs.
+            cpus = asked * max(math.ceil(memory / rule.most_per_cpu) // asked, 1)
+        given = -(-cpus // self.cpu_unit) * self.cpu_unit
+        if rule.per_gpu and gpus and not demand.get("memory"):
+            memory = rule.per_gpu * gpus
+        elif per_cpu:
+            memory = per_cpu * (cpus if self.memory_of_asked_cpus else given)
+        return Resources.of(cpu=given, memory=memory if self.memory_counts else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationRules:
+    """What slurm.conf says of what jobs are given."""
+
+    #: Partitions that give each job nodes of its own.
+    whole_nodes: frozenset[str] = frozenset()
+    memory: Mapping[str, MemoryRule] = field(default_factory=dict)
+    #: ``GivenToTask.cpu_unit`` by node.
+    cpu_units: Mapping[str, int] = field(default_factory=dict)
+    memory_counts: bool = True
+    memory_of_asked_cpus: bool = False
+
+    @classmethod
+    def of(cls, config: str, partitions: str, nodes: str) -> AllocationRules:
+        """The rules by the answers of ``scontrol show`` for configuration, partitions and nodes."""
+        settings = dict(_SETTING.findall(config))
+        # JobDefaults has two settings in one value.
+        settings |= _pairs(settings.get("JobDefaults", ""))
+        kinds = settings.get("SelectTypeParameters", "").upper().split(",")
+        whole = _NOT_SHARED if settings.get("SelectType") == LINEAR else EXCLUSIVE_PARTITION
+        memory = {}
+        for line in partitions.splitlines():
+            values = _fields(line)
+            values |= _pairs(values.get("JobDefaults", ""))
+            if name := values.get("PartitionName"):
+                memory[name] = _memory_rule(values, settings)
+        units = {}
+        for line in nodes.splitlines():
+            values = _fields(line)
+            cpus, sockets = _amount(values, "CPUTot"), _amount(values, "Sockets")
+            parts = sockets if "SOCKET" in kinds[0] else sockets * _amount(values, "CoresPerSocket")
+            units[values.get("NodeName", "")] = max(cpus // parts, 1) if parts else 1
+        return cls(
+            frozenset(whole.findall(partitions)), memory, units,
+            memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
+        )  # fmt: skip
+
+    def gives_whole_nodes(self, partitions: str) -> bool:
+        """Whether all partitions of a comma-separated list are known to give each job nodes of its own."""
+        return self.whole_nodes.issuperset(partitions.split(","))
+
+    def given(self, partitions: str, nodes: Iterable[str], default_memory: int) -> GivenToTask | None:
+        """What the tasks of a job get that run in one of these partitions, on one of these nodes; None if unknown.
+
+        The least of what the partitions and the nodes give: tasks of which more is assumed would not start where they
+        fit. ``default_memory``: with how much memory those tasks are submitted that demand none, 0 for not any.
+        """
+        rules = {self.memory.get(name) for name in partitions.split(",")}
+        units = {self.cpu_units.get(node, 1) for node in nodes}
+        known = [rule if not default_memory else _with_default(rule, default_memory) for rule in rules if rule]
+        if not known or len(known) < len(rules) or not units:
+            return None
+        return GivenToTask(known, min(units), self.memory_counts, self.memory_of_asked_cpus)
+
+
+def _with_default(rule: MemoryRule, memory: int) -> MemoryRule:
+    return MemoryRule(per_node=memory, most_per_cpu=rule.most_per_cpu)
+
+
+def _memory_rule(partition: Mapping[str, str], cluster: Mapping[str, str]) -> MemoryRule:
+    """The memory of a partition's jobs; what it does not set itself is that of the cluster."""
+
+    def of_either(*names: str) -> Mapping[str, str]:
+        return partition if any(_amount(partition, name) for name in names) else cluster
+
+    defaults, limits = of_either("DefMemPerNode", "DefMemPerCPU"), of_either("MaxMemPerNode", "MaxMemPerCPU")
+    return MemoryRule(
+        per_node=_amount(defaults, "DefMemPerNode"),
+        per_cpu=_amount(defaults, "DefMemPerCPU"),
+        per_gpu=_amount(of_either("DefMemPerGPU"), "DefMemPerGPU"),
+        most_per_cpu=_amount(limits, "MaxMemPerCPU"),
+    )
+
+
+def _fields(line: str) -> dict[str, str]:
+    """Fields of a record, by name; of several of one name the first, since others may stand in the text of a reason."""
+    return dict(reversed(_FIELD.findall(line)))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return {name: value for name, equals, value in (each.partition("=") for each in text.split(",")) if equals}
+
+
+def _amount(values: Mapping[str, str], name: str) -> int:
+    """A number; 0 for ``UNLIMITED``, and where there is none."""
+    return count(values.get(name, "")) or 0
+
+
+class KnownAllocationRules:
+    """The rules, which are asked for every ten minutes while any job runs."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._known = AllocationRules()
+        self._asked = -math.inf
+
+    def at(self, now: float, *, ask: bool) -> AllocationRules:
+        """The rules as they are known at ``now``, seconds since 1970; asked for again, if ``ask`` says so."""
+        if not ask or 0 <= now - self._asked < _SECONDS:
+            return self._known
+        try:
+            queries = (("scontrol", "show", "config"), SHOW_PARTITIONS, SHOW_NODES)
+            config, partitions, nodes = [self._ask(query) for query in queries]
+        except ResourceManagerError as error:
+            log.warning("what tasks are given beyond their demands stays as it was known", error=str(error))
+            self._asked = now - _SECONDS + _RETRY_SECONDS
+        else:
+            self._known, self._asked = AllocationRules.of(config, partitions, nodes), now
+        return self._known
+
+    def _ask(self, argv: Collection[str]) -> str:
+        answer = self._commands.run(*argv)
+        if answer.status != 0:
+            raise failure(f"{' '.join(argv)} failed", answer)
+        return answer.stdout
