@@ -112,6 +112,8 @@ class SlurmCluster:
     ----------
     nodes, cpus, memory, gpus
         Number of nodes; what each has (memory in MiB; GPUs are device files without hardware).
+    threads
+        Threads of each core; the CPUs are threads.
     gpu_types
         Types of GPUs, of which the nodes have one each, by turns; none if empty.
     shards
@@ -135,6 +137,7 @@ class SlurmCluster:
         cpus: int = 8,
         memory: int = 4000,
         gpus: int = 2,
+        threads: int = 1,
         gpu_types: Sequence[str] = (),
         shards: int = 0,
         memories: Sequence[int] = (),
@@ -148,6 +151,7 @@ class SlurmCluster:
         self.cpus = cpus
         self.memories = memories or (memory,) * nodes
         self.gpus = gpus
+        self.threads = threads
         self.gpu_types = [gpu_types[at % len(gpu_types)] if gpu_types else "" for at in range(nodes)]
         self.shards = shards
         self.extra = extra
@@ -467,9 +471,11 @@ class SlurmCluster:
             else ""
             for each in self.gpu_types
         ]
+        cores = f"Sockets=1 CoresPerSocket={self.cpus // self.threads} ThreadsPerCore={self.threads}"
+        cores = cores if self.threads > 1 else ""
         node_lines = [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={self.cpus} "
-            f"RealMemory={memory} {own} State=UNKNOWN"
+            f"{cores} RealMemory={memory} {own} State=UNKNOWN"
             for node, port, memory, own in zip(self.nodes, ports, self.memories, gres, strict=True)
         ]
         lines = [

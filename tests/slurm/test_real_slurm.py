@@ -18,14 +18,18 @@ import msgspec
 import psutil
 import pytest
 from slurm_cluster import PATH, SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd, why_not
-from slurm_fakes import Real
+from slurm_fakes import REQUEST, Real, context_of
 
-from dl2d.core.cluster import NodeState, task_tag
+from dl2d.core.cluster import NodeState, TaskState, task_tag
 from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.job_views import request_payload
-from dl2d.core.jobs import JobKey, Launch, Owner, Role
+from dl2d.core.jobs import Architecture, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resource_manager import RmJob, RmJobState, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.store import JobChange
+from dl2d.store.sql_store import SqlStore
+from dl2d.tick.tick import tick
+from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 from pslite.launch.munge_credentials import munge_credential
@@ -37,6 +41,8 @@ JOB = JobKey("lab", "4000000", 1_795_000_000)
 SLURMS_OWN = ("SLURM", "HYDRA_", "I_MPI_HYDRA_", "OMPI_MCA_plm_slurm", "PRTE_MCA_plm_slurm")
 FOREVER = "while :; do sleep 0.1; done"
 DEAF = f"trap '' TERM; touch deaf; {FOREVER}"
+MEMORY = Resources.of(memory=1e9)
+ONE_CPU = replace(REQUEST, max_workers=16, min_ps=0, max_ps=0, ps=NO_RESOURCES, architecture=Architecture.ALLREDUCE)
 ANCHOR = "#!/bin/sh\n#DL2 model=resnet-50 epochs=3\nsleep 600\n"
 
 
@@ -557,6 +563,88 @@ def test_jobs_wait_for_no_memory_where_slurm_does_not_count_it() -> None:
         cluster.wait_until(lambda: manager.listing().claims, "it waits for room")
         (claim,) = manager.listing().claims
         assert claim.demand == Resources.of(cpu=3)
+
+
+#: On nodes of eight CPUs, two GPUs and 4000 MiB.
+DEMANDS = tuple(
+    map(
+        Resources.of,
+        ({"cpu": 1}, {"cpu": 3}, {"cpu": 1, "gpu": 1}, {"cpu": 1, "memory": 700}, {"cpu": 2, "memory": 1300}),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("threads", "configuration"),
+    [
+        pytest.param(1, "", id="as demanded, and memory by CPU"),
+        pytest.param(2, "", id="cores"),
+        pytest.param(2, "SelectTypeParameters=CR_CPU_Memory", id="CPUs"),
+        pytest.param(2, "SelectTypeParameters=CR_Core\nMaxMemPerCPU=300", id="no memory"),
+        pytest.param(1, "MaxMemPerCPU=300", id="CPUs for memory"),
+        pytest.param(2, "DefMemPerCPU=0\nDefMemPerNode=900\nMaxMemPerCPU=400", id="memory by node"),
+        pytest.param(1, "DefMemPerGPU=1200\nMaxMemPerCPU=50", id="memory by GPU"),
+    ],
+)
+def test_what_tasks_are_given_beyond_their_demands_is_known_before(threads: int, configuration: str) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    nodes = len(DEMANDS) + 1
+    with (
+        SlurmCluster(nodes=nodes, threads=threads, extra=configuration) as cluster,
+        closing(manager_of(cluster)) as manager,
+    ):
+        alice = cluster.add_user("alice")
+        anchor = cluster.submit_as(alice, ANCHOR, f"--nodelist=n{nodes}")
+        cluster.wait_until(lambda: cluster.job_state(anchor) == "RUNNING", "the anchor runs")
+        given = manager.listing().given[anchor]
+        shares = [demand.maximum(given(demand)) for demand in DEMANDS]
+        owner = Owner(alice.name, alice.uid, alice.gid, partition=cluster.partition)
+        possible = [number for number, share in enumerate(shares) if share.get("cpu") <= cluster.cpus]
+        tasks = [
+            manager.submit(
+                spec(owner, alice.home, FOREVER, name=f"worker-{number}", node=f"n{number + 1}", demand=DEMANDS[number])
+            )
+            for number in possible
+        ]
+        wait_until_running(cluster, tasks)
+        expected = [share.minus(MEMORY) if "CR_Core\n" in configuration else share for share in shares]
+        *used, _ = (node.used for node in manager.listing().nodes)
+        assert [used[number] for number in possible] == [expected[number] for number in possible]
+
+
+def wait_until_running(cluster: SlurmCluster, jobs: list[str]) -> None:
+    cluster.wait_until(lambda: all(cluster.job_state(job) == "RUNNING" for job in jobs), "all run", timeout=30)
+
+
+def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() -> None:
+    """Each task demands a CPU, and gets two with 360 MiB: memory for the anchor and one task on its node, two on n2."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with (
+        SlurmCluster(nodes=2, memory=1000, gpus=0, threads=2, extra="DefMemPerCPU=180") as cluster,
+        closing(manager_of(cluster)) as manager,
+        closing(SqlStore("sqlite://")) as store,
+    ):
+        alice = cluster.add_user("alice")
+        anchor = cluster.submit_as(alice, ANCHOR, "--nodelist=n1")
+        cluster.wait_until(lambda: cluster.job_state(anchor) == "RUNNING", "the anchor runs")
+        key = JobKey("fake", anchor, listed(manager, anchor).submitted)
+        owner = Owner(alice.name, alice.uid, alice.gid, partition=cluster.partition)
+        runner = alice.home / "dl2-run"
+        runner.write_text(f"#!/bin/sh\n{FOREVER}\n")
+        runner.chmod(0o755)
+        launch = Launch((str(runner),), str(alice.home), (("PATH", "/usr/bin:/bin"),))
+        store.add_job(Job(key=key, request=ONE_CPU, owner=owner, launch=launch, anchor=anchor))
+        store.change_job(key, JobChange(state=JobState.READY, address="h:1"), time.time())
+        context, state = replace(context_of(manager, store, time.monotonic), slot_seconds=1.0), TickState()
+        for _ in range(6):
+            store.report_progress(key, Progress(at=time.time()))
+            state, _ = tick(context, state)
+            tasks = store.tasks(live=False, job=key)
+            wait_until_running(cluster, [task.handle for task in tasks])
+        assert sorted(task.node for task in tasks) == ["n1", "n2", "n2"]
+        assert {(task.state, task.demand) for task in tasks} == {(TaskState.GRANTED, ONE_CPU.worker)}
 
 
 def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:
