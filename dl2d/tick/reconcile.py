@@ -25,6 +25,7 @@ from dl2d.tick.apply import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
 from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tasks
 from dl2d.tick.count_failed_starts import count_failures
+from dl2d.tick.given_beyond_demand import with_given
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
@@ -147,7 +148,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
-    guard_state = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing.at)
+    guard_state = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing)
     last_anchor_tried = None
     if acts and context.starts_anchors:
         guard_state, last_anchor_tried = _start_anchors(
@@ -181,7 +182,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
             if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
         },
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
-        growth_limits=growth_limits_in_force(guard_state, elastic.jobs, elastic.tasks, listing.at),
+        growth_limits=growth_limits_in_force(guard_state, elastic.jobs, snapshot.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
         calling_since=calling_since,
         guard_state=guard_state,
@@ -295,13 +296,13 @@ def _next_guard_state(
     elastic: LiveJobs,
     changes: Changes,
     listed: Mapping[str, RmJob],
-    at: float,
+    listing: RmListing,
 ) -> GuardState:
     """Guard state after these changes, which lead from the live jobs ``before`` to ``elastic``.
 
     ``listed`` has the resource manager's job of each task, by tag.
     """
-    present = {job.key for job in elastic.jobs}
+    present, at = {job.key for job in elastic.jobs}, listing.at
     failures = count_failures(before.tasks, changes.tasks, guard_state.start_failures, at)
     for key, change in changes.jobs:
         if change.anchor:  # its start had been carried out, although it seemed to fail
@@ -309,7 +310,8 @@ def _next_guard_state(
     withdrawn = withdrawn_tasks(elastic.jobs, before.tasks, changes.tasks, listed)
     found = _resizes_seen(guard_state, before.tasks, present, at, context)
     found = remember_failing_nodes(found, elastic.jobs, before.tasks, changes.tasks, withdrawn, at)
-    found = remember_growth_limits(found, elastic.jobs, before.tasks, withdrawn, at)
+    _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
+    found = remember_growth_limits(found, elastic.jobs, tasks, withdrawn, at)
     kept = {key: count for key, count in failures.items() if key in present}
     return replace(found, start_failures=kept)
 

@@ -13,7 +13,7 @@ from tick.world import World
 
 from dl2d.core.cluster import Node, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, JobKey, Role
-from dl2d.core.resource_manager import RmJob, RmJobState, RmListing, TaskSpec
+from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.testing import make_job
@@ -217,6 +217,37 @@ def test_a_task_moves_where_it_gets_its_room(worlds: list[World]) -> None:
     world.now, world.elapsed = world.now + 3500, world.elapsed + 3500
     run(world)
     assert nodes_of(world, key) == {"n3"}
+
+
+class Limited(Generous):
+    """Tasks beyond four CPUs wait for a limit, which no listing tells."""
+
+    def submit(self, task: TaskSpec) -> str:
+        handle = super().submit(task)
+        jobs = {job.handle: job for job in self.live()}
+        anchors = frozenset(job.handle for job in jobs.values() if job.tag.endswith(":anchor"))
+        if sum(job.held.get("cpu") for job in jobs.values()) > 4:
+            limit = GrowthLimit(anchors, {"cpu": 0.0}, "QOS high has no more")
+            waits = {"state": RmJobState.PENDING, "reason": "QOSGrpCpuLimit", "limit": limit, "held": NO_RESOURCES}
+            self.put(structs.replace(jobs[handle], **waits), ())
+        return handle
+
+
+def test_a_limit_that_was_learned_leaves_room_for_a_task_in_place_of_one_that_ended(worlds: list[World]) -> None:
+    world = a_world(CORES, NODE, slot_seconds=20.0)
+    worlds.append(world)
+    world.manager = world.coordinator._manager = Limited(world.cluster_nodes, world, CORES)  # type: ignore[assignment]
+    key = world.submit(worker=CPU, **ALL_REDUCE)
+    while not world.store.guard_state().learned_limits or world.has(key) != Allocation(2, 0):
+        world.tick()
+        world.beat()
+        assert world.now < 1_001_000
+    last = [job for job in world.manager.live() if ":worker" in job.tag and job.state is RmJobState.RUNNING][-1]
+    world.manager.end(last.handle, RmJobState.PREEMPTED, "for another job")
+    for _ in range(4):
+        world.tick()
+        world.beat()
+    assert world.has(key) == Allocation(2, 0)
 
 
 def nodes_of(world: World, key: JobKey) -> set[str]:
