@@ -223,8 +223,8 @@ def test_calls_are_counted_by_command(slurm: FakeSlurm, manager_on: Managers, cl
     manager.listing()
     manager.stop([identity(number) for number in range(3)], 30.0)
     found = manager.call_statistics()
-    assert found.calls == {"sinfo": 1, "scontrol": 2, "squeue": 2, "scancel": 2}
+    assert found.calls == {"sinfo": 1, "scontrol": 5, "squeue": 2, "scancel": 2}
     assert found.seconds.keys() == found.calls.keys()
-    assert found.last_minute == 2 * 3 + 2 + 2 * 2 + 2 * (2 + 3)
+    assert found.last_minute == 2 * 3 + 2 + 5 * 2 + 2 * (2 + 3)
     clock.now += 61
     assert manager.call_statistics().last_minute == 0

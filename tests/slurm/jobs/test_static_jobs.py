@@ -147,7 +147,7 @@ def test_one_squeue_stays_one(slurm: FakeSlurm, manager_on: Managers) -> None:
     manager = manager_on(watch=RULES)
     slurm.forget()
     (job,) = manager.listing().jobs
-    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo", "scontrol", "scontrol"]
+    assert [call.name for call in slurm.calls()] == ["squeue", "sinfo", *["scontrol"] * 5]
     assert (job.node, job.state) == ("n1", RmJobState.RUNNING)
     slurm.forget()
     assert [job.static for job in manager_on().listing().jobs] == [None]

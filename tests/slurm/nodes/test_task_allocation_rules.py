@@ -1,4 +1,4 @@
-"""What slurm.conf says of what tasks are given; the amounts are those that Slurm 22.05 gave to such jobs."""
+"""What slurm.conf says of what tasks are given; the amounts are those that Slurm gave to such jobs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ JobDefaults             = (null)
 MaxMemPerNode           = UNLIMITED
 SelectType              = select/cons_tres
 SelectTypeParameters    = CR_CORE_MEMORY
+SLURM_VERSION           = 22.05.8
 """
 PARTITION = (
     "PartitionName=gpu AllowGroups=ALL Default=YES QoS=N/A Nodes=n[1-2] OverSubscribe=NO State=UP TotalCPUs=16 "
@@ -43,6 +44,7 @@ def partition(**more: str) -> str:
 DEFAULT = config()
 NO_MEMORY = config(SelectTypeParameters="CR_CORE", MaxMemPerCPU="300")
 MAX = config(MaxMemPerCPU="300")
+LATER = config(MaxMemPerCPU="300", SLURM_VERSION="26.05.5")
 PER_NODE = config(DefMemPerCPU="0", DefMemPerNode="700")
 
 
@@ -75,6 +77,11 @@ PER_NODE = config(DefMemPerCPU="0", DefMemPerNode="700")
         (MAX, PARTITION, "n1", {"cpu": 3, "memory": 1050}, (4, 1050)),
         (MAX, PARTITION, "n2", {"cpu": 3, "memory": 1900}, (6, 1900)),
         (MAX, PARTITION, "n2", {"cpu": 1, "memory": 700, "gpu": 1}, (1, 700)),
+        (LATER, PARTITION, "n2", {"cpu": 1, "memory": 700}, (3, 700)),
+        (LATER, PARTITION, "n2", {"cpu": 2, "memory": 1300}, (5, 1300)),
+        (LATER, PARTITION, "n1", {"cpu": 2, "memory": 1300}, (6, 1300)),
+        (LATER, partition(DefMemPerNode="900"), "n1", {"cpu": 1, "gpu": 1}, (4, 900)),
+        (LATER, partition(MaxMemPerCPU="50"), "n2", {"cpu": 1, "gpu": 1}, (2, 100)),
         (DEFAULT, partition(DefMemPerCPU="250", MaxMemPerCPU="300"), "n2", {"cpu": 2}, (2, 500)),
         (DEFAULT, partition(DefMemPerCPU="250", MaxMemPerCPU="300"), "n2", {"cpu": 1, "memory": 500}, (2, 500)),
         (config(MaxMemPerCPU="400"), partition(DefMemPerNode="900"), "n2", {"cpu": 1}, (3, 900)),

@@ -27,9 +27,9 @@ _RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 
 )
 _SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit", PYSLURM_SUBMIT})
 _CANCELLATIONS: Final = frozenset({"scancel", "slurmrestd jobs"})
-#: RPCs of a listing, and the maximum: with excluded nodes, reservations and limits.
+#: RPCs of a listing, and the maximum: with excluded nodes, reservations, limits and slurm.conf.
 _LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
-_MAX_LISTING_RPCS: Final = _LISTING_RPCS + _RPCS["squeue"] + 2 * _RPCS["scontrol"]
+_MAX_LISTING_RPCS: Final = _LISTING_RPCS + _RPCS["squeue"] + 5 * _RPCS["scontrol"]
 #: Maximum number of RPCs of a registration: for the job and the nodes that it excludes, its script, the partitions and
 #: the configuration.
 _MAX_REGISTRATION_RPCS: Final = 2 * _RPCS["squeue"] + 3 * _RPCS["scontrol"]

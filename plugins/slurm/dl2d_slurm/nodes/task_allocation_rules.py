@@ -1,6 +1,6 @@
 """What Slurm gives a task beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
 
-Tried with Slurm 22.05: tests/slurm/test_real_slurm.py.
+Tried with Slurm 22.05 and 26.05: tests/slurm/test_real_slurm.py.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 60.0
 #: Partitions of select/linear in which jobs do not share nodes.
 _NOT_SHARED: Final = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|EXCLUSIVE)\b", re.MULTILINE)
+#: The first release of which it is known that it gives all CPUs that memory needs (``GivenToTask``).
+_ALL_CPUS_FOR_MEMORY: Final = (24, 11)
+_VERSION: Final = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
 _SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
 _FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
 
@@ -53,6 +56,9 @@ class GivenToTask:
     #: Whether memory for each CPU is counted for the CPUs that were asked for (``CR_CPU``), not for those that are
     #: given.
     memory_of_asked_cpus: bool = False
+    #: Whether ``MaxMemPerCPU`` gives as many CPUs as a task's memory needs, and tasks with GPUs as well. In Slurm 22.05
+    #: it gives these none, and others a multiple of the CPUs that they asked for.
+    all_cpus_for_memory: bool = False
 
     def __call__(self, demand: Resources) -> Resources:
         """What a task with a demand gets of CPUs and memory."""
@@ -65,8 +71,9 @@ class GivenToTask:
         if rule.most_per_cpu and per_cpu > rule.most_per_cpu:
             times = math.ceil(per_cpu / rule.most_per_cpu)
             cpus, per_cpu = asked * times, math.ceil(per_cpu / times)
+        elif rule.most_per_cpu and memory and self.all_cpus_for_memory:
+            cpus = max(asked, math.ceil(memory / rule.most_per_cpu))
         elif rule.most_per_cpu and memory and not gpus:
-            # As many times the CPUs that were asked for as do not exceed those that this memory needs.
             cpus = asked * max(math.ceil(memory / rule.most_per_cpu) // asked, 1)
         given = -(-cpus // self.cpu_unit) * self.cpu_unit
         if rule.per_gpu and gpus and not demand.get("memory"):
@@ -87,6 +94,7 @@ class AllocationRules:
     cpu_units: Mapping[str, int] = field(default_factory=dict)
     memory_counts: bool = True
     memory_of_asked_cpus: bool = False
+    all_cpus_for_memory: bool = False
 
     @classmethod
     def of(cls, config: str, partitions: str, nodes: str) -> AllocationRules:
@@ -111,6 +119,7 @@ class AllocationRules:
         return cls(
             frozenset(whole.findall(partitions)), memory, units,
             memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
+            all_cpus_for_memory=_release(settings.get("SLURM_VERSION", "")) >= _ALL_CPUS_FOR_MEMORY,
         )  # fmt: skip
 
     def gives_whole_nodes(self, partitions: str) -> bool:
@@ -128,7 +137,9 @@ class AllocationRules:
         known = [rule if not default_memory else _with_default(rule, default_memory) for rule in rules if rule]
         if not known or len(known) < len(rules) or not units:
             return None
-        return GivenToTask(known, min(units), self.memory_counts, self.memory_of_asked_cpus)
+        return GivenToTask(
+            known, min(units), self.memory_counts, self.memory_of_asked_cpus, self.all_cpus_for_memory
+        )  # fmt: skip
 
 
 def _with_default(rule: MemoryRule, memory: int) -> MemoryRule:
@@ -148,6 +159,12 @@ def _memory_rule(partition: Mapping[str, str], cluster: Mapping[str, str]) -> Me
         per_gpu=_amount(of_either("DefMemPerGPU"), "DefMemPerGPU"),
         most_per_cpu=_amount(limits, "MaxMemPerCPU"),
     )
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Year and month of a version such as 22.05.8; zeros for what is none."""
+    match = _VERSION.match(version)
+    return (int(match[1]), int(match[2])) if match is not None else (0, 0)
 
 
 def _fields(line: str) -> dict[str, str]:
