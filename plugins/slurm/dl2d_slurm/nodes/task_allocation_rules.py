@@ -1,6 +1,6 @@
 """What Slurm gives a task beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
 
-Tried with Slurm 22.05 and 26.05: tests/slurm/test_real_slurm.py.
+Tried with Slurm 22.05, 24.11 and 26.05: tests/slurm/test_real_slurm.py.
 """
 
 from __future__ import annotations
