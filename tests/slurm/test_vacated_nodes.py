@@ -205,6 +205,19 @@ def test_the_first_tasks_of_a_job_start_where_what_slurm_gives_them_has_room(sit
         assert not any(word.startswith("--mem") for word in call.argv)
 
 
+@pytest.mark.parametrize(
+    ("settings", "memory"),
+    [({}, 900), ({"default_memory_mib": 640}, 640), ({"sbatch_options": ["--mem-per-cpu=50"]}, 0)],
+)
+def test_settings_of_the_daemon_count_before_those_of_slurm(
+    site: Site, settings: dict[str, object], memory: float
+) -> None:
+    site.slurm.answer("scontrol", stdout=GIVES_MORE)
+    site.slurm.answer("squeue", rows=[job_row(7)])
+    given = site.managers(**settings).listing().given
+    assert (given["7"](Resources.of(cpu=1)).get("memory") if given else 0) == memory
+
+
 def test_tasks_that_slurm_has_not_started_count_with_what_it_will_give_them(site: Site) -> None:
     """The first job's tasks wait, as while Slurm is busy; the other one's have the remainder."""
     site.slurm.answer("scontrol", stdout=GIVES_MORE)

@@ -291,7 +291,12 @@ class SlurmManager:
         eligible: Mapping[str, EligibleNodes | None],
         partitions: Mapping[str, Partition],
     ) -> dict[str, GivenToTask]:
-        """``RmListing.given``. Jobs with the same partitions and nodes share one answer."""
+        """``RmListing.given``. Jobs with the same partitions and nodes share one answer.
+
+        Nothing is known where an option for all task jobs says how much memory they get.
+        """
+        if any(option.startswith("--mem-per-") for option in self._settings.sbatch_options):
+            return {}
         found: dict[tuple[str, int], GivenToTask | None] = {}
         of_anchors: dict[str, GivenToTask] = {}
         for handle, options in anchors.items():

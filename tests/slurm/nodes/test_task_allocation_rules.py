@@ -132,6 +132,13 @@ def test_the_default_memory_of_the_settings_counts_instead_of_that_of_slurm() ->
     assert found(Resources.of(cpu=1, gpu=1)).get("memory") == 640
 
 
+def test_absurd_amounts_do_no_harm() -> None:
+    rules = AllocationRules.of(config(DefMemPerCPU="1844674407370955161"), PARTITION, THREADS)
+    found = rules.given("gpu", ["n1"], 0)
+    assert found is not None
+    assert found(Resources.of(cpu=1e12)).as_dict() == {"cpu": 1e12, "memory": 1e12}
+
+
 @pytest.mark.parametrize("text", ["", "slurm_load error: x\n", "NodeName= CPUTot=x Sockets=\nPartitionName=\n"])
 def test_answers_that_cannot_be_read_say_nothing(text: str) -> None:
     rules = AllocationRules.of(text, text, text)

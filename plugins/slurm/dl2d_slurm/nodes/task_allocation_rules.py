@@ -29,6 +29,8 @@ _RETRY_SECONDS: Final = 60.0
 _NOT_SHARED: Final = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|EXCLUSIVE)\b", re.MULTILINE)
 #: The first release of which it is known that it gives all CPUs that memory needs (``GivenToTask``).
 _ALL_CPUS_FOR_MEMORY: Final = (24, 11)
+#: Maximum amount: ``Resources`` knows none larger.
+_MOST: Final = 1e12
 _VERSION: Final = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
 _SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
 _FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
@@ -80,7 +82,7 @@ class GivenToTask:
             memory = rule.per_gpu * gpus
         elif per_cpu:
             memory = per_cpu * (cpus if self.memory_of_asked_cpus else given)
-        return Resources.of(cpu=given, memory=memory if self.memory_counts else 0)
+        return Resources.of(cpu=min(given, _MOST), memory=min(memory, _MOST) if self.memory_counts else 0)
 
 
 @dataclass(frozen=True, slots=True)
