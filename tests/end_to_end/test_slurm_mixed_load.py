@@ -40,8 +40,9 @@ SEED = int(os.environ.get("DL2D_FAULT_SEED", str(time.time_ns() % 1_000_000)))
 WHY_NOT = why_not() or why_no_cgroups()
 
 #: Beyond these times, in seconds in which daemon and slurmctld answer, a task job without its anchor is an orphan, and
-#: one that waits for a limit was not withdrawn. While a coordinator is silent, its job keeps what was asked for: in the
-#: hour, with the daemon killed each minute, two tasks of such a job waited for 67 s until they were withdrawn.
+#: one with a node that waits for a limit was not withdrawn. While a coordinator is silent, its job keeps what was asked
+#: for: in the hour, with the daemon killed each minute, two tasks of such a job waited for 67 s until they were
+#: withdrawn.
 MAX_ORPHAN_SECONDS = 45.0
 MAX_LIMIT_SECONDS = 120.0
 #: Decoys: comments like dl2d's of jobs that are none of its.
@@ -116,6 +117,8 @@ class Seen(NamedTuple):
     qos: str
     cpus: int
     reason: str
+    #: Nodes that it must have; empty for any.
+    required_nodes: str
     comment: str
 
     @property
@@ -151,6 +154,8 @@ class QueueWatch(threading.Thread):
         #: For how many seconds each task job was seen without its anchor, and waiting for a limit.
         self.orphaned: defaultdict[str, float] = defaultdict(float)
         self.limited: defaultdict[str, float] = defaultdict(float)
+        #: For how many each task job that may start on any node waited for its turn.
+        self.queued: defaultdict[str, float] = defaultdict(float)
         self.most_tasks = 0
         #: Whether the daemon runs: while it does not, nobody ends orphans.
         self.daemon_runs = threading.Event()
@@ -175,12 +180,12 @@ class QueueWatch(threading.Thread):
 
     def look(self) -> Sequence[Seen] | None:
         """All jobs in Slurm's queue; None if slurmctld does not answer."""
-        command = ("squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%V|%u|%q|%C|%r|%k")
+        command = ("squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%V|%u|%q|%C|%r|%n|%k")
         ran = self._cluster.run(*command, env={"SLURM_TIME_FORMAT": "%s"}, check=False)
         if ran.status != 0:
             return None
-        rows = (line.split("|", 7) for line in ran.stdout.splitlines())
-        return [Seen(row[0], row[1], int(row[2]), row[3], row[4], int(row[5]), row[6], row[7]) for row in rows]
+        rows = (line.split("|", 8) for line in ran.stdout.splitlines())
+        return [Seen(*row[:2], int(row[2]), *row[3:5], int(row[5]), *row[6:]) for row in rows]
 
     def _check(self, seen: Sequence[Seen], seconds: float) -> None:
         tasks = [job for job in seen if job.is_task and job.state not in ENDED]
@@ -205,8 +210,11 @@ class QueueWatch(threading.Thread):
             parsed = parse_tag(job.comment)
             if job.state != "COMPLETING" and (parsed is None or parsed[0][1:] not in anchors):
                 self.orphaned[f"{job.id} {job.comment}"] += seconds
-            if job.state == "PENDING" and job.reason.startswith(("QOS", "Assoc")):
-                self.limited[f"{job.id} {job.comment}"] += seconds
+            name = f"{job.id} {job.comment}"
+            if job.state == "PENDING" and not job.required_nodes:
+                self.queued[name] += seconds
+            elif job.state == "PENDING" and job.reason.startswith(("QOS", "Assoc")):
+                self.limited[name] += seconds
 
 
 class Site:
@@ -472,12 +480,14 @@ def untrained(site: Site, want: str | None) -> list[str]:
 def summary(site: Site, runs: Sequence[Accounted]) -> str:
     """What happened, for people."""
     watch = site.watch
-    orphaned, limited = (max(found.values(), default=0) for found in (watch.orphaned, watch.limited))
+    watched = watch.orphaned, watch.limited, watch.queued
+    orphaned, limited, queued = (max(found.values(), default=0) for found in watched)
     return "\n".join((
         f"seed {SEED}: {len(site.elastic)} elastic and {len(site.rigid)} rigid jobs, {len(site.cancelled)} cancelled",
         f"runs of all jobs by their ends: {dict(Counter(run.state.split()[0] for run in runs))}",
         f"at most {watch.most_tasks} tasks at once, {watch.looks} looks at the queue",
         f"longest time without an anchor {orphaned:.0f} s, waiting for a limit {limited:.0f} s",
+        f"{len(watch.queued)} tasks waited without a node of their own, the longest {queued:.0f} s",
         f"events: {dict(site.counts)}",
     ))  # fmt: skip
 
@@ -499,7 +509,7 @@ def test_jobs_complete_within_limits_whatever_happens(size: Size, timeout: float
             "resource_manager": cluster.resource_manager(),
             "schedule": {"poll_seconds": size.poll_seconds, "slot_seconds": 10 * size.poll_seconds},
             "api": {"heartbeat_seconds": size.poll_seconds},
-            "jobs": {"drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
+            "jobs": {"queue_seconds": 30, "drain_seconds": 20, "end_seconds": 5, "grace_seconds": 3},
         }
         watch = QueueWatch(cluster, size)
         with DaemonProcess(tmp_path, settings) as daemon:
