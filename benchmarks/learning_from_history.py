@@ -52,7 +52,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
 from dl2d.policies.dl2.scoring import initial_weights
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
@@ -66,7 +66,7 @@ from recorded_site import MONDAY, record
 
 SLOT, DAY = 1200.0, 86_400.0
 EXPLORATION = 0.1
-POLICIES: dict[str, Callable[[Checkpoint], Policy]] = {"dl2": Dl2, "dl2-original": Dl2Original}
+POLICIES: dict[str, Callable[[Checkpoint], Policy]] = {"dl2": Dl2, "dl2-original": Dl2PaperPolicy}
 
 
 class Static:
@@ -138,7 +138,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             live = imitated
             for week in range(1, options.weeks + 1):
                 more, number = made(options.jobs, 500 + 100 * seed + week), store.last_slot_number() + 1
-                deciding = Dl2Original(live, exploration=EXPLORATION)
+                deciding = Dl2PaperPolicy(live, exploration=EXPLORATION)
                 record(url, more, deciding, begin=MONDAY + days * DAY, first_slot=number)
                 days = math.ceil((store.slots(limit=1)[0].at - MONDAY) / DAY)
                 live = night(live, f"week {week}", days)

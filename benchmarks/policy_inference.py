@@ -33,7 +33,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
@@ -52,7 +52,7 @@ def original(jobs: int) -> Policy:
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]
     settings = Settings(teacher="optimus", window=jobs, iterations=0)
-    return Dl2Original(train(workloads[:5], workloads[5:], settings, seed=0))
+    return Dl2PaperPolicy(train(workloads[:5], workloads[5:], settings, seed=0))
 
 
 #: Policies by name, for so many jobs.

@@ -72,7 +72,7 @@ from dl2d_yarn.settings import YarnSettings
 T = TypeVar("T")
 _ANSWER_SECONDS = 3.0
 #: Nodes that are named in full.
-_MOST_NODES = 8
+_MAX_NODES = 8
 _SLURM_COMMANDS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "munge", "unmunge")
 
 
@@ -322,8 +322,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 with suppress(OSError):  # it is not there yet, or of another account
                     check_private(local.state_dir)
                 nodes = local.nodes
-                some = "; ".join(f"{node.name} {node.capacity}" for node in nodes[:_MOST_NODES])
-                more = " ..." if len(nodes) > _MOST_NODES else ""
+                some = "; ".join(f"{node.name} {node.capacity}" for node in nodes[:_MAX_NODES])
+                more = " ..." if len(nodes) > _MAX_NODES else ""
                 yield Finding(item, True, f"{counted(len(nodes), 'node')}: {some}{more}")
             case "slurm":
                 parsed = SlurmSettings.parse(manager_settings(settings))

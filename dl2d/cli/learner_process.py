@@ -23,7 +23,7 @@ from dl2d.core.errors import Dl2dError
 
 _ITERATIONS: Final = 150
 #: Lowest CPU priority of the system.
-_NICEST: Final = 19
+_LOWEST_PRIORITY: Final = 19
 _MIB: Final = 2**20
 #: Seconds between two progress messages.
 _TELL_SECONDS: Final = 60.0
@@ -49,7 +49,7 @@ def main(config: Path) -> None:
 def stand_back(memory_mib: int) -> None:
     """Lower priority and limit memory; what the system refuses is left out."""
     with contextlib.suppress(OSError):
-        os.nice(_NICEST)
+        os.nice(_LOWEST_PRIORITY)
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(OSError):

@@ -47,7 +47,7 @@ from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in
 from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.throughput.calibrated_measurements import as_measured, by_kind, merged_kinds
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _live_slots(settings: Settings, store: SqlStore, outside: Sequence[tuple[flo
 
     placement = load_placement(settings.placement)
     folders = {version.digest[:DIGITS]: version for version in store.registry.versions(DL2_PAPER)}
-    versions: dict[str, Dl2Original | None] = {}
+    versions: dict[str, Dl2PaperPolicy | None] = {}
     found = []
     for summary in reversed(store.slots(limit=_MAX_LIVE_SLOTS, policy=DL2_PAPER, outside=outside)):
         text = summary.policy_version
@@ -215,7 +215,7 @@ def _live_slots(settings: Settings, store: SqlStore, outside: Sequence[tuple[flo
         if text not in versions:
             try:
                 checkpoint = read_version(folders[text[:DIGITS]])
-                versions[text] = Dl2Original(checkpoint, **settings_in(text))  # type: ignore[arg-type]
+                versions[text] = Dl2PaperPolicy(checkpoint, **settings_in(text))  # type: ignore[arg-type]
             except Dl2dError:  # a version whose folder is gone cannot say how likely its actions were
                 versions[text] = None
         version, slot = versions[text], store.slot(summary.number)

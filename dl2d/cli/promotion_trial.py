@@ -19,7 +19,7 @@ from dl2d.daemon.policy_versions.active_version import current_checkpoint, facto
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
 from dl2d.learning.promotion_gate import (
-    SHORTEST_SLOT_SECONDS,
+    MIN_SLOT_SECONDS,
     GateSettings,
     Verdict,
     compare,
@@ -47,7 +47,7 @@ class TrialPolicy:
 
 def slot_seconds(settings: Settings) -> float:
     """Length of an interval in a replay: the site's own, but not so short that a day takes for ever to play."""
-    return max(settings.schedule.slot_seconds, SHORTEST_SLOT_SECONDS)
+    return max(settings.schedule.slot_seconds, MIN_SLOT_SECONDS)
 
 
 def policy_of(settings: Settings, checkpoint: Checkpoint) -> Policy:

@@ -15,7 +15,7 @@ from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
-_FEW_TASKS: Final = 0.1
+_MIN_DIFFERING: Final = 0.1
 #: Part of the tasks by which a network that differs more than the better of the simple deciders is clearly worse.
 _CLEARLY_WORSE: Final = 0.2
 #: Part of the tasks that is printed as 0.0 %.
@@ -26,7 +26,7 @@ def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
     """Why a network is refused that is worse than both simple deciders, or clearly worse than one; else empty."""
     as_before, drf = yardstick.as_before.differing, yardstick.drf.differing
     differs = f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, "
-    if trained.differing > max(as_before, drf, _FEW_TASKS):
+    if trained.differing > max(as_before, drf, _MIN_DIFFERING):
         return f"{differs}more than every job at its size as before ({as_before:.1%}) and than drf ({drf:.1%})"
     if trained.differing > min(as_before, drf) + _CLEARLY_WORSE:
         better = f"every job at its size as before ({as_before:.1%})" if as_before <= drf else f"drf ({drf:.1%})"

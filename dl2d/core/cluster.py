@@ -119,12 +119,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 #: Slurm's priority/basic counts down from 2**32; such a priority tells people nothing.
-_LEAST_COUNTED_DOWN = 4_000_000_000
+_MIN_COUNTED_DOWN = 4_000_000_000
 
 
 def claimant_text(handle: str, user: str, priority: int) -> str:
     """A waiting job in words: ``job 812 of bob (priority 9000)``."""
-    shown = f" (priority {priority})" if priority < _LEAST_COUNTED_DOWN else ""
+    shown = f" (priority {priority})" if priority < _MIN_COUNTED_DOWN else ""
     return f"job {handle} of {user}{shown}"
 
 

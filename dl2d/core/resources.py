@@ -15,7 +15,7 @@ from dl2d.core.errors import RequestError
 # Amounts are kept as whole thousandths: sums of fractional GPUs stay exact whatever their order,
 # and no real cluster counts finer than that.
 _SCALE = 1000
-_LARGEST = 10**12
+_MAX_AMOUNT = 10**12
 _NAME = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
@@ -64,9 +64,9 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
         for name, amount in {**(amounts or {}), **more}.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a resource name (lower-case letters, digits, _ . : / -)")
-            if isinstance(amount, bool) or not math.isfinite(amount) or amount < 0 or amount > _LARGEST:
+            if isinstance(amount, bool) or not math.isfinite(amount) or amount < 0 or amount > _MAX_AMOUNT:
                 raise ValueError(
-                    f"{name}: an amount must be a finite number between 0 and {_LARGEST:g}, not {amount!r}"
+                    f"{name}: an amount must be a finite number between 0 and {_MAX_AMOUNT:g}, not {amount!r}"
                 )
             scaled[name] = round(amount * _SCALE)
             if amount and not scaled[name]:
@@ -200,7 +200,7 @@ def _amount(name: str, amount: object, key: str) -> float:
     if isinstance(amount, bool):
         raise RequestError(f"{key}.{name}", f"expected a number, got {amount!r}")
     if isinstance(amount, int | float):
-        return float(min(max(amount, -2 * _LARGEST), 2 * _LARGEST))  # a whole number may be too large for a float
+        return float(min(max(amount, -2 * _MAX_AMOUNT), 2 * _MAX_AMOUNT))  # a whole number may be too large for a float
     text = str(amount).strip()
     if name == "memory" and (match := _MEMORY.fullmatch(text)):
         return float(match[1]) * _MEBIBYTES[match[2].upper()]

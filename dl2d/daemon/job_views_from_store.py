@@ -26,7 +26,7 @@ from dl2d.core.store import DecisionEntry, JobSlot, RuntimePlan
 if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore
 
-_MOST_COMPARED = 200
+_MAX_COMPARED = 200
 #: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
 _OWN_TEXTS: Final = frozenset(
     {
@@ -213,7 +213,7 @@ class StoreViews:
         if not found and (reason := self._refused(text, self._user)):
             raise RequestError("JOB", f"job {text} was refused when it registered: {reason}")
         if not found:
-            recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MOST_COMPARED)
+            recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MAX_COMPARED)
             names = {name for job in recent.jobs for name in (job.request.name, job.key.id)}
             near = difflib.get_close_matches(text, sorted(names), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

@@ -30,7 +30,7 @@ from dl2d.experiments.simulation_setup import is_ideal
 MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"
 _NONE = "–"
-_LONGEST_ERROR = 300
+_MAX_ERROR_LENGTH = 300
 _MAX_NAMED = 5
 _HEADINGS: Final = (
     "policy", "avg JCT", "sd", "95 % CI", "against {baseline}", "change", "above bound", "avg JCT, whole slots",
@@ -114,7 +114,7 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
         f"seeds = {len(run.cells)} simulations, {done} with a result",
         "warnings": warnings,
         "failures": [
-            (each.case, each.policy, str(each.seed), " ".join(each.error.split())[:_LONGEST_ERROR])
+            (each.case, each.policy, str(each.seed), " ".join(each.error.split())[:_MAX_ERROR_LENGTH])
             for each in run.failures
         ],
         "findings": _findings(findings(run, cases)),

@@ -30,7 +30,7 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 #: Share of a draw's deviation that all kinds have in common, as squares; and how far it reaches, in doublings.
 _COMMON, _REACH = 0.5, 1.5
 #: Largest count of one role that a draw is made for itself; those between are interpolated.
-_MOST_COUNTS: Final = 24
+_MAX_COUNTS: Final = 24
 _JITTER: Final = 1e-9
 #: A site's cluster is what it is; fewer nodes stand for busier days.
 NODE_PARTS: Final = (1.0, 1 / 2, 1 / 4)
@@ -231,6 +231,6 @@ def _table(kind: TrainingKind, speeds: Floats) -> Table:
 def _counts(size: int) -> Floats:
     """Counts from 1 up to size - 1 that are drawn for themselves."""
     most = max(size - 1, 1)
-    if most <= _MOST_COUNTS:
+    if most <= _MAX_COUNTS:
         return np.arange(1.0, most + 1.0)
-    return np.unique(np.round(np.geomspace(1.0, most, _MOST_COUNTS)))
+    return np.unique(np.round(np.geomspace(1.0, most, _MAX_COUNTS)))

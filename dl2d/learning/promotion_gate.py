@@ -29,9 +29,9 @@ from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d.tick.tick_context import GuardRules
 
 #: Slots after which a replay is given up.
-_MOST_SLOTS: Final = 50_000
+_MAX_SLOTS: Final = 50_000
 #: Least length of an interval in a replay of recorded days, in seconds.
-SHORTEST_SLOT_SECONDS: Final = 300.0
+MIN_SLOT_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +240,8 @@ def compare(
         cases = [case for case in cases if any(case.sizes.values())]
     if (too_little := too_little_to_compare(cases, settings)) is not None:
         return Compared((), _together(()), _together(()), too_little, *_jobs_on(_days_of(cases), cases))
-    under_guard = Rules(realism=costs, most_slots=_MOST_SLOTS, guard=rules, floors=True)
-    as_recorded = Rules(realism=costs, most_slots=_MOST_SLOTS)
+    under_guard = Rules(realism=costs, most_slots=_MAX_SLOTS, guard=rules, floors=True)
+    as_recorded = Rules(realism=costs, most_slots=_MAX_SLOTS)
     ended, total = 0, 2 * sum(len(case.workload.jobs) for case in cases)
 
     def show(done: int, _: int) -> None:

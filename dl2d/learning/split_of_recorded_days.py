@@ -39,14 +39,14 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
 #: Of the days with jobs, the newest quarter is kept back for testing.
 _HELD_OUT: Final = 1 / 4
-#: Most recorded days among the workloads that the best weights are chosen by.
-_MOST_LOOKED_AT: Final = 4
-#: Most jobs of a day, about; where there are more, it is played as that of a smaller site.
-_MOST_TRAINED, _MOST_COMPARED = 120, 300
+#: Maximum number of recorded days among the workloads that the best weights are chosen by.
+_MAX_VALIDATION_DAYS: Final = 4
+#: Maximum number of jobs of a day, about; where there are more, it is played as that of a smaller site.
+_MAX_TRAINED, _MAX_COMPARED = 120, 300
 #: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
 #: jobs would be replayed, but with two. A draw is that of all days: with few, the interval over days is too narrow.
 #: Where speeds are assumed, twice as many: with few, what other speeds may make of a policy is said too badly.
-_MOST_DRAWS, _MOST_JOBS_REPLAYED = 8, 6000
+_MAX_DRAWS, _MAX_JOBS_REPLAYED = 8, 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,12 @@ def split_history(
         played = partial(_played, speeds=speeds, slot_seconds=slot_seconds, expected=expected_speeds)
         training = list(played(trained_on, rng=np.random.default_rng([seed, _TRAINING]), count=draws))
         rng = np.random.default_rng([seed, _VALIDATION])
-        validation = list(played(trained_on[-_MOST_LOOKED_AT:], rng=rng, count=2 * _MOST_LOOKED_AT))
+        validation = list(played(trained_on[-_MAX_VALIDATION_DAYS:], rng=rng, count=2 * _MAX_VALIDATION_DAYS))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
     for number in range(max(2, tests // len(held_out))):
         for day in held_out:
-            small = thinned(day, _MOST_COMPARED, rng)
+            small = thinned(day, _MAX_COMPARED, rng)
             workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
             if workload is not None and (case := _day_case(day, small, workload, number)) is not None:
                 cases.append(case)
@@ -257,8 +257,8 @@ def _period_cases(
     unknown.
     """
     for whole, period in periods:
-        means, most = speeds.means(), 2 * _MOST_DRAWS if history.assumed else _MOST_DRAWS
-        for number in range(max(2, min(most, _MOST_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
+        means, most = speeds.means(), 2 * _MAX_DRAWS if history.assumed else _MAX_DRAWS
+        for number in range(max(2, min(most, _MAX_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
             tables = speeds.draw(rng) if number else means
             workload = workload_of(with_recorded_times(whole, means, tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
@@ -296,6 +296,6 @@ def _played(
     means = speeds.means() if expected else None
     for number in range(count):
         day = days[number] if number < len(days) else resampled(days, rng)
-        workload = workload_of(thinned(day, _MOST_TRAINED, rng), means or speeds.draw(rng), slot_seconds)
+        workload = workload_of(thinned(day, _MAX_TRAINED, rng), means or speeds.draw(rng), slot_seconds)
         if workload is not None:
             yield workload

@@ -32,7 +32,7 @@ _JOBS: Final = 30
 _SLOTS: Final = 20
 _MAX_LENGTH: Final = 6.0
 #: Intervals after which a replay is given up.
-_MOST_SLOTS: Final = 50_000
+_MAX_SLOTS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def replay_check(
     Wrong is a decision that fails, and jobs that are left waiting or tasks that are moved about without end. ``clock``
     gives seconds on a monotonic clock; ``progress`` is told how many of how many jobs have ended.
     """
-    rules = Rules(most_slots=_MOST_SLOTS, guard=guard, floors=True)
+    rules = Rules(most_slots=_MAX_SLOTS, guard=guard, floors=True)
     total, before, ended = sum(len(workload.jobs) for workload in workloads.values()), 0, 0
     until = clock() + most_seconds
 

@@ -31,9 +31,9 @@ LEFTOVER_GRACE = 5.0
 #: The same for the whole task when somebody other than the manager tells the supervisor to end (a machine going down).
 OUTSIDE_GRACE = 10.0
 #: Longest wait between two looks at the deadline while the supervisor waits for signals.
-LONGEST_WAIT = 3600.0
+MAX_WAIT = 3600.0
 #: First and longest pause between two rounds of SIGKILL; a process in the kernel's hands may take its time.
-KILL_PAUSE, LONGEST_KILL_PAUSE = 0.05, 1.0
+KILL_PAUSE, MAX_KILL_PAUSE = 0.05, 1.0
 #: How long to try again when the end cannot be written (disk full).
 WRITE_AGAIN = 300.0
 #: First line of the answer to the manager; the reason stands in the next.
@@ -202,15 +202,15 @@ class _Supervisor:
         """Wait until every process of the task has ended, killing what has to be, and write down how it went."""
         pause = KILL_PAUSE
         while self._reap():
-            wait = LONGEST_WAIT
+            wait = MAX_WAIT
             if self._kill_at is not None:
                 wait = self._kill_at - time.monotonic()
                 if wait <= 0:
                     self._killed = self._killed or self._status is None
                     self._signal_all(signal.SIGKILL)
                     wait = pause
-                    pause = min(2 * pause, LONGEST_KILL_PAUSE)
-            info = signal.sigtimedwait(_WAITED, min(wait, LONGEST_WAIT))
+                    pause = min(2 * pause, MAX_KILL_PAUSE)
+            info = signal.sigtimedwait(_WAITED, min(wait, MAX_WAIT))
             if info is not None and info.si_signo != signal.SIGCHLD:
                 self._stop()
         self.write_end(self._cause(), "", WRITE_AGAIN)

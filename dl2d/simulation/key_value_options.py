@@ -11,7 +11,7 @@ from dl2d.core.error_wording import did_you_mean, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import not_one_of
 
-_LONGEST_TEXT = 1000
+_MAX_TEXT = 1000
 
 
 def within(default: float, least: float, most: float) -> Any:
@@ -55,8 +55,8 @@ class Options:
             if key not in known:
                 hint = did_you_mean(key, known)
                 raise WorkloadError(key, f"there is no such option{hint}; there are {', '.join(sorted(known))}")
-            if len(text) > _LONGEST_TEXT:
-                raise WorkloadError(key, f"longer than {_LONGEST_TEXT} characters")
+            if len(text) > _MAX_TEXT:
+                raise WorkloadError(key, f"longer than {_MAX_TEXT} characters")
             try:
                 values[key] = type(known[key])(text)
             except ValueError:

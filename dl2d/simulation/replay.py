@@ -40,9 +40,9 @@ _CLUSTER = "simulated"
 _OWNER = Owner("simulated", 0, 0)
 _LAUNCH = Launch(("simulated",), "/")
 #: Slots in which nobody trains though every job that waits has room; more, and no job ever starts.
-_MOST_IDLE_SLOTS = 50
+_MAX_IDLE_SLOTS = 50
 #: Ticks of one slot in which room that a shrinking job gives up is given on; more are a defect of a policy.
-_MOST_TICKS = 20
+_MAX_TICKS = 20
 
 
 class SimulationError(Dl2dError):
@@ -274,7 +274,7 @@ class _Run:
     def _give_up_if_idle(self) -> None:
         """Raise ``IdleCluster`` where the policy has left all jobs waiting beside room for them for many slots."""
         self._idle_slots = self._idle_slots + 1 if self._idle and not self._store.tasks(live=True) else 0
-        if self._idle_slots >= _MOST_IDLE_SLOTS:
+        if self._idle_slots >= _MAX_IDLE_SLOTS:
             some = ", ".join(key.id for key in self._idle[:5]) + (" ..." if len(self._idle) > 5 else "")
             policy = self._context.deciders.policy
             raise IdleCluster(
@@ -307,7 +307,7 @@ class _Run:
 
     def _decide(self) -> None:
         """Tick until what was decided is what runs: in a slot of minutes, seconds of starting do not count."""
-        for _ in range(_MOST_TICKS):
+        for _ in range(_MAX_TICKS):
             begin = self._timer()
             self._state, report = tick(self._context, self._state)
             if report.decided:
@@ -322,7 +322,7 @@ class _Run:
                 return
             if not plan.deferred and not plan.moves and not report.outcome.failures:
                 return  # all that was decided is done: another tick would find nothing to do
-        raise SimulationError(f"slot {self.now}: after {_MOST_TICKS} ticks tasks are still being moved about")
+        raise SimulationError(f"slot {self.now}: after {_MAX_TICKS} ticks tasks are still being moved about")
 
     def _release(self, tasks: Sequence[Task]) -> None:
         self._manager.forget(task.handle for task in tasks)

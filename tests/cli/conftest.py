@@ -57,8 +57,8 @@ def dl2d(capfd: pytest.CaptureFixture[str]) -> Dl2d:
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of recorded days few workloads are made, to train on and to compare on: most of the time goes into these."""
     monkeypatch.setattr(promotion_trial, "split_history", partial(split_history, draws=4, tests=4))
-    monkeypatch.setattr(split_of_recorded_days, "_MOST_LOOKED_AT", 1)
-    monkeypatch.setattr(split_of_recorded_days, "_MOST_DRAWS", 2)
+    monkeypatch.setattr(split_of_recorded_days, "_MAX_VALIDATION_DAYS", 1)
+    monkeypatch.setattr(split_of_recorded_days, "_MAX_DRAWS", 2)
 
 
 @dataclass(frozen=True)

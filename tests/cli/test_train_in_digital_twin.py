@@ -36,7 +36,7 @@ from dl2d.policies.common.checkpoint import read_checkpoint, write_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.workload.sources import load_source
@@ -355,7 +355,7 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert ran.status == 0, ran.err
     url = store_url(tmp_path)
     begin = time.time() // DAY * DAY - 3 * DAY
-    policy = Dl2Original(read_checkpoint(first / "checkpoint", policy="dl2-original"), sampled=True)
+    policy = Dl2PaperPolicy(read_checkpoint(first / "checkpoint", policy="dl2-original"), sampled=True)
     # The first two jobs came before the days of the twin.
     record(url, replace(workload, jobs=workload.jobs[:2]), policy, begin=begin - 40 * DAY)
     with closing(SqlStore(url)) as store:
@@ -394,7 +394,7 @@ def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path:
     """One round, in the learner's process; the gate's result is registered as the daemon does it."""
     url, at = store_url(tmp_path), time.time() // DAY * DAY - 3 * DAY
     start = a_checkpoint(0, network="shared")
-    record(url, load_source(DAYS, seed=2).workload, Dl2Original(start, sampled=True), begin=at)
+    record(url, load_source(DAYS, seed=2).workload, Dl2PaperPolicy(start, sampled=True), begin=at)
     config = write_config(
         tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"}, learning={"minutes": 0.001}
     )
@@ -484,7 +484,7 @@ def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Days of more jobs than are played are trained on with a share of the nodes: of a large site, below a tenth."""
-    monkeypatch.setattr(split_of_recorded_days, "_MOST_TRAINED", 4)
+    monkeypatch.setattr(split_of_recorded_days, "_MAX_TRAINED", 4)
     out = tmp_path / "out"
     ran = dl2d("train", "--twin", "--iterations", "1", "-o", out, "--json", "-c", site[0])
     assert ran.status == 0, ran.err

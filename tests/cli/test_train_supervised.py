@@ -35,7 +35,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, range_in_words
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
@@ -221,7 +221,7 @@ def test_completion_times_are_within_two_per_cent_of_the_recorded_schedulers(
     site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
     ran = dl2d("train", "supervised", "-c", site, "-o", out)
     assert ran.status == 0, ran.err
-    learned = Dl2Original(read_checkpoint(out / "checkpoint", policy="dl2-original"))
+    learned = Dl2PaperPolicy(read_checkpoint(out / "checkpoint", policy="dl2-original"))
     tests = [load_source(TWO_NODES.format(40), seed=seed).workload for seed in range(1000, 1008)]
     change = estimate([math.log(completion_time(one, learned) / completion_time(one, teacher)) for one in tests])
     assert change.interval is not None

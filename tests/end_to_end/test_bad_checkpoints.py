@@ -25,7 +25,7 @@ from dl2d.core.policy_registry import Version, VersionState
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import Dl2, with_checkpoint
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 
 #: Random checkpoints of each design that CI tries; all of them; those that one nightly test tries; and one of how many
 #: has a job come.
@@ -148,7 +148,7 @@ def random_one(cluster: LocalCluster, running: JobKey, design: str, seed: int) -
     )  # fmt: skip
     if not is_damaged:
         try:
-            (Dl2 if design == "dl2" else Dl2Original)(checkpoint)
+            (Dl2 if design == "dl2" else Dl2PaperPolicy)(checkpoint)
         except Dl2dError:
             assert sentences, seed
 

@@ -37,7 +37,7 @@ from dl2d.learning import training_report
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.policy import Dl2
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.sources import load_source
 
@@ -325,7 +325,7 @@ def test_the_way_on_accelerated_days(
         # A week under the version: its jobs report their speeds.
         checkpoint = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design)
         assert first.startswith(f"{design} {checkpoint.digest[:12]}")
-        decides: Policy = Dl2Original(checkpoint, exploration=0.1) if imitates else Dl2(checkpoint)
+        decides: Policy = Dl2PaperPolicy(checkpoint, exploration=0.1) if imitates else Dl2(checkpoint)
         record(daemon.store_url, load_source(JOBS, seed=101).workload, decides, begin=today - 7 * DAY,
                first_slot=daemon.store.last_slot_number() + 1)  # fmt: skip
         daemon.start()

@@ -25,7 +25,7 @@ from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.lookahead import Lookahead
@@ -49,7 +49,7 @@ POLICIES: dict[str, Policy] = {
     "optimus": Optimus(),
     "lookahead": Lookahead(),
     "dl2": with_checkpoint(),
-    "dl2_paper": Dl2Original(a_checkpoint(3, models=["resnet-50", "other"], resources=["cpu", "gpu"])),
+    "dl2_paper": Dl2PaperPolicy(a_checkpoint(3, models=["resnet-50", "other"], resources=["cpu", "gpu"])),
 }
 OWNERS = {name: Owner(name, 1000 + number, 1000, account="lab") for number, name in enumerate(("ann", "bob", "eve"))}
 

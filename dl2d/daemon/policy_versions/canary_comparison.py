@@ -21,7 +21,7 @@ from dl2d.core.confidence_interval import CONFIDENCE, estimate
 from dl2d.core.error_wording import counted
 
 DAY_SECONDS: Final = 86_400.0
-_SHORTEST_SECONDS: Final = 1.0
+_MIN_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,7 @@ def _adjusted_times(jobs: Mapping[int, tuple[CanaryJob, float]]) -> dict[int, fl
     for of_kind in kinds.values():
         if len({job.in_group for job, _ in of_kind.values()}) < 2:
             continue
-        logs = {
-            which: math.log(max(seconds, _SHORTEST_SECONDS) / job.work) for which, (job, seconds) in of_kind.items()
-        }
+        logs = {which: math.log(max(seconds, _MIN_SECONDS) / job.work) for which, (job, seconds) in of_kind.items()}
         mean = statistics.fmean(logs.values())
         times |= {which: value - mean for which, value in logs.items()}
     return times

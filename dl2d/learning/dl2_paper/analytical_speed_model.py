@@ -24,7 +24,7 @@ _TRIED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 _BATCH: Final = 4096
 #: Of links, bytes per second: 10 Gbit/s. Only the time that they take counts.
 _BANDWIDTH: Final = 1.25e9
-_SHORTEST: Final = 1e-12
+_MIN_SECONDS: Final = 1e-12
 
 
 def analytical(workload: Workload) -> Workload:
@@ -61,7 +61,7 @@ def formula_of(truth: SpeedModel, tried: Sequence[int]) -> SpeedModel:
     ones = np.ones_like(workers)
     terms = [share, 2.0 * (workers - 1.0) / workers, ones] if collective else [share, 2.0 * ones]
     found: Floats = nnls(np.stack(terms, axis=1) / seconds[:, None], ones)[0]
-    compute, sent = max(float(found[0]), _SHORTEST), float(found[1])
+    compute, sent = max(float(found[0]), _MIN_SECONDS), float(found[1])
     if collective:
         return AllReduce(
             batch=batch, compute=compute, model_bytes=sent * _BANDWIDTH, bandwidth=_BANDWIDTH, overhead=float(found[2])

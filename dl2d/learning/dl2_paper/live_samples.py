@@ -25,7 +25,7 @@ from dl2d.learning.recorded_days import DAY_SECONDS
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 
 #: Two decisions that are closer than this fraction of a slot show too little progress to tell a rate.
 _MIN_SLOT_FRACTION: Final = 0.25
@@ -38,7 +38,7 @@ class LiveSlot:
     """A slot that a version of the policy decided, as it was carried out, and the version."""
 
     recording: Recording
-    version: Dl2Original
+    version: Dl2PaperPolicy
 
 
 def live_samples(slots: Sequence[LiveSlot], encoding: ObservationEncoding, rng: np.random.Generator) -> Samples | None:
@@ -104,7 +104,7 @@ def _slot_samples(
     return samples
 
 
-def _probability(version: Dl2Original, observation: Observations, mask: Bools, action: int) -> float:
+def _probability(version: Dl2PaperPolicy, observation: Observations, mask: Bools, action: int) -> float:
     """Probability with which the version takes an action: that of its network's distribution, with its exploration."""
     logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
     chances = np.exp(logits - logits.max())

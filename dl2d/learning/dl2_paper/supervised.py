@@ -38,7 +38,7 @@ from dl2d.learning.recorded_decisions import (
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
@@ -208,7 +208,7 @@ def imitate_recordings(
             settings=described(encoding, settings.network, sampled=False), training={},
         )  # fmt: skip
         ways = {
-            sampled: compare_sizes(sizes_of(Dl2Original(made, sampled=sampled), seed), split.compared)
+            sampled: compare_sizes(sizes_of(Dl2PaperPolicy(made, sampled=sampled), seed), split.compared)
             for sampled in (False, True)
         }
     sampled = ways[True].differing < ways[False].differing

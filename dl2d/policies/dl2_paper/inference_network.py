@@ -102,7 +102,7 @@ class SharedJobs:
 
 
 def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
-    """The network that weights and settings (``Dl2Original``) describe.
+    """The network that weights and settings (``Dl2PaperPolicy``) describe.
 
     Raises
     ------

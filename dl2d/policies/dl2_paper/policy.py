@@ -28,7 +28,7 @@ from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
 
 
-class Dl2Original:
+class Dl2PaperPolicy:
     """Sizes jobs by a network that was trained as the paper says; see the module.
 
     Actions that have no room are masked: which those are is found out when one is chosen, and another is chosen then,
@@ -167,11 +167,11 @@ def with_checkpoint(
     sampled: bool | None = None,
     slot_seconds: float | None = None,
     exploration: float | None = None,
-) -> Dl2Original:
+) -> Dl2PaperPolicy:
     """DL2 as its paper has it, with a checkpoint that you trained.
 
     Raises ``CheckpointError`` if there is none, for none comes with dl2d.
     """
     if checkpoint is None:
         raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")
-    return Dl2Original(checkpoint, sampled=sampled, slot_seconds=slot_seconds, exploration=exploration)
+    return Dl2PaperPolicy(checkpoint, sampled=sampled, slot_seconds=slot_seconds, exploration=exploration)

@@ -10,7 +10,7 @@ from typing import Final
 
 from dl2d.simulation.key_value_options import Options, within
 
-_LONGEST = 1e9
+_MAX_VALUE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +18,16 @@ class Realism(Options):
     """Options of the simulated cluster; made with nothing, none has any effect."""
 
     #: Seconds from asking for a task until it takes part. Until then its job trains with the tasks it had.
-    start_seconds: float = within(0.0, 0.0, _LONGEST)
+    start_seconds: float = within(0.0, 0.0, _MAX_VALUE)
     #: Seconds that a running job stands still for each task that joins or leaves it.
-    join_seconds: float = within(0.0, 0.0, _LONGEST)
+    join_seconds: float = within(0.0, 0.0, _MAX_VALUE)
     #: Seconds that it stands still for each MB (10^6 bytes) of parameters that changes its server.
-    move_seconds_per_mb: float = within(0.0, 0.0, _LONGEST)
+    move_seconds_per_mb: float = within(0.0, 0.0, _MAX_VALUE)
     #: MB of parameters of a model for which the workload does not tell.
-    model_mb: float = within(100.0, 1e-6, _LONGEST)
+    model_mb: float = within(100.0, 1e-6, _MAX_VALUE)
     #: Seconds that a job stands still when its tasks change, where it has to be ended and started from a checkpoint;
     #: instead of ``join_seconds`` and ``move_seconds_per_mb``. 0: jobs are resized while they run.
-    restart_seconds: float = within(0.0, 0.0, _LONGEST)
+    restart_seconds: float = within(0.0, 0.0, _MAX_VALUE)
     #: Speed of a job in a slot: x U(1 - s, 1 + s).
     speed_noise: float = within(0.0, 0.0, 0.99)
     #: Speed of a job for its whole life: x lognormal of mean 1, standard deviation of the logarithm.
@@ -54,11 +54,11 @@ class Realism(Options):
     straggler_probability: float = within(0.0, 0.0, 1.0)
     straggler_speed: float = within(0.5, 0.01, 1.0)
     #: Mean time between failures of a node, exponential; 0: none fails. And how long it is down.
-    node_mtbf_hours: float = within(0.0, 0.0, _LONGEST)
-    node_repair_hours: float = within(4.0, 0.0, _LONGEST)
+    node_mtbf_hours: float = within(0.0, 0.0, _MAX_VALUE)
+    node_repair_hours: float = within(4.0, 0.0, _MAX_VALUE)
     #: Seconds that a job stands still when a node under it fails, to the end of the slot at most; then it goes on with
     #: the tasks that are left.
-    failure_seconds: float = within(_LONGEST, 0.0, _LONGEST)
+    failure_seconds: float = within(_MAX_VALUE, 0.0, _MAX_VALUE)
 
 
 #: The preset ``realistic``; every value with its source in docs/simulator.md.

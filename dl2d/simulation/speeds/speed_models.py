@@ -30,27 +30,27 @@ MAX_POINTS: Final = 16_384
 MAX_INTERPOLATED: Final = 2500
 #: A measurement below this share of the table's median is taken for a failed run (``drop_failed``).
 FAILED_SHARE: Final = 0.05
-_FASTEST = 1e12
-_LARGEST_BATCH = 10**9
+_MAX_SPEED = 1e12
+_MAX_BATCH = 10**9
 # Below this a time is either a slip or makes speeds that overflow.
-_SHORTEST = 1e-12
-_LONGEST = 1e9
-_LARGEST_BYTES = 1e15
+_MIN_SECONDS = 1e-12
+_MAX_SECONDS = 1e9
+_MAX_BYTES = 1e15
 
-Batch = Annotated[int, Whole(1, _LARGEST_BATCH)]
-Seconds = Annotated[float, Number(_LONGEST)]
-Compute = Annotated[float, Number(_LONGEST, least=_SHORTEST)]
-Size = Annotated[float, Number(_LARGEST_BYTES)]
-Bandwidth = Annotated[float, Number(_LARGEST_BYTES, least=1.0)]
-Speed = Annotated[float, Number(_FASTEST)]
+Batch = Annotated[int, Whole(1, _MAX_BATCH)]
+Seconds = Annotated[float, Number(_MAX_SECONDS)]
+Compute = Annotated[float, Number(_MAX_SECONDS, least=_MIN_SECONDS)]
+Size = Annotated[float, Number(_MAX_BYTES)]
+Bandwidth = Annotated[float, Number(_MAX_BYTES, least=1.0)]
+Speed = Annotated[float, Number(_MAX_SPEED)]
 PsCount = Annotated[int, Whole(0, MAX_TASKS)]
 WorkerCount = Annotated[int, Whole(1, MAX_TASKS)]
 
 
 def _some_time(theta: tuple[float, ...]) -> tuple[float, ...]:
-    if max(theta) < _SHORTEST:
+    if max(theta) < _MIN_SECONDS:
         raise bad("", "a step must take time; at least one number must be above 0")
-    return tuple(0.0 if value < _SHORTEST else value for value in theta)
+    return tuple(0.0 if value < _MIN_SECONDS else value for value in theta)
 
 
 class SpeedModel(Protocol):

@@ -45,12 +45,12 @@ MAX_NODES: Final = 100_000
 MAX_SLOTS: Final = 10_000_000
 #: Most entries of ``capacity_changes``.
 MAX_CHANGES: Final = 100_000
-_LONGEST_ID = 64
+_MAX_ID_LENGTH = 64
 # Below this a length is a slip, and quotients of it could overflow.
-_SMALLEST = 1e-9
+_MIN_LENGTH = 1e-9
 
 
-Length = Annotated[float, Number(1e9, above=_SMALLEST)]
+Length = Annotated[float, Number(1e9, above=_MIN_LENGTH)]
 WorkerBound = Annotated[int, Whole(1, MAX_TASKS)]
 LeastCount = Annotated[int, Whole(0, MAX_TASKS)]
 Slot = Annotated[int, Whole(0, MAX_SLOTS)]
@@ -60,8 +60,8 @@ NodeCount = Annotated[int, Whole(0, MAX_NODES)]
 def _identity(value: object) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18 else value
     plain = isinstance(text, str) and text.isascii() and text.replace("-", "_").replace("_", "a").isalnum()
-    if not plain or len(str(text)) > _LONGEST_ID:
-        raise bad("", f"expected up to {_LONGEST_ID} letters, digits, _ and -, got {shown(value)}")
+    if not plain or len(str(text)) > _MAX_ID_LENGTH:
+        raise bad("", f"expected up to {_MAX_ID_LENGTH} letters, digits, _ and -, got {shown(value)}")
     return str(text)
 
 
@@ -88,7 +88,7 @@ class SimulatedJob(Record):
     epochs: Length
     #: Epochs that its user says it takes: all that a scheduler sees.
     declared_epochs: Length
-    samples_per_epoch: Annotated[float, Number(1e15, above=_SMALLEST)]
+    samples_per_epoch: Annotated[float, Number(1e15, above=_MIN_LENGTH)]
     #: Demand of one worker and of one parameter server; nothing for a PS of an all-reduce job.
     worker: Demand
     ps: Demand = NO_RESOURCES
@@ -245,7 +245,7 @@ def describe_workload(workload: Workload) -> dict[str, object]:
 class _File(Record):
     """A workload file. Speeds and jobs are checked one by one, so that an error names the job."""
 
-    slot_seconds: Annotated[float, Number(1e8, above=_SMALLEST)]
+    slot_seconds: Annotated[float, Number(1e8, above=_MIN_LENGTH)]
     cluster: Annotated[tuple[NodeGroup, ...], Items(MAX_GROUPS)]
     speeds: Annotated[Mapping[str, Any], Kinds((Mapping,), f"an object of 1 to {MAX_MODELS} models")]
     jobs: Annotated[Sequence[Any], Kinds((list, tuple), f"a list of 1 to {MAX_JOBS} entries")]

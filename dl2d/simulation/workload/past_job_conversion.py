@@ -32,7 +32,7 @@ from dl2d.simulation.workload.format import (
 TOO_LARGE: Final = f"more than {MAX_TASKS} workers"
 NO_ROOM: Final = "larger than the cluster"
 # A worker's share of a GPU is counted in thousandths, as resources are.
-_SMALLEST_SHARE = 0.001
+_MIN_SHARE = 0.001
 _DIGITS = 9
 _MAX_EPOCHS = 1e9
 _MIN_EPOCHS = 2e-9
@@ -185,7 +185,7 @@ def _candidates(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
 
 def _demands(job: PastJob, model: str, settings: Settings) -> tuple[Resources, Resources]:
     profile = load_profile(model)
-    share = max(_SMALLEST_SHARE, job.gpu_share) if job.gpus else 0.0
+    share = max(_MIN_SHARE, job.gpu_share) if job.gpus else 0.0
     return _demands_of(profile.name, share, settings.architecture)
 
 

@@ -18,7 +18,7 @@ from dl2d_yarn.service_file import read_template
 from dl2d_yarn.settings import YarnSettings
 
 _API_SERVICE: Final = "yarn.webapp.api-service.enable"
-_LONGEST_TIMEOUT_SECONDS: Final = 5.0
+_MAX_TIMEOUT_SECONDS: Final = 5.0
 #: Number of queues that are named.
 _MAX_QUEUES: Final = 20
 
@@ -81,9 +81,7 @@ def check_cluster(settings: YarnSettings, *, client: RestClient | None = None) -
     except ConfigError as error:
         yield "yarn template", False, str(error)
     try:
-        client = client or RestClient.of(
-            settings, timeout_seconds=min(settings.timeout_seconds, _LONGEST_TIMEOUT_SECONDS)
-        )
+        client = client or RestClient.of(settings, timeout_seconds=min(settings.timeout_seconds, _MAX_TIMEOUT_SECONDS))
     except ConfigError as error:
         yield "yarn cluster", False, str(error)
         return

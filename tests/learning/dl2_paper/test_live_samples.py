@@ -17,14 +17,14 @@ from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 
 SLOT = 1200.0
 SIGHT = ObservationEncoding(window=4, models=MODELS, resources=RESOURCES, first_bundles=True, slot_seconds=SLOT)
 
 
-def version(**more: Any) -> Dl2Original:
-    return Dl2Original(a_checkpoint(network="shared"), sampled=True, **more)
+def version(**more: Any) -> Dl2PaperPolicy:
+    return Dl2PaperPolicy(a_checkpoint(network="shared"), sampled=True, **more)
 
 
 def job(number: int, epoch: float) -> Job:
@@ -32,7 +32,7 @@ def job(number: int, epoch: float) -> Job:
     return replace(made, progress=Progress(at=1.0, epoch=epoch))
 
 
-def slot(policy: Dl2Original, at: float, **epochs: float) -> LiveSlot:
+def slot(policy: Dl2PaperPolicy, at: float, **epochs: float) -> LiveSlot:
     """A slot with jobs that have done so many epochs, as the policy decided it."""
     jobs = [job(int(name[1:]), epoch) for name, epoch in epochs.items()]
     snapshot = replace(a_snapshot(jobs, cluster(3, cpu=16, gpu=8, memory=64)), at=at, slot=int(at))

@@ -30,7 +30,7 @@ from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, ObservationEncoding
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.policy_lookup import replay_by_name
@@ -132,7 +132,7 @@ def test_static_sizes_of_users_are_learned() -> None:
     assert found.losses[-1] < found.losses[0]
     assert found.checkpoint.training["supervised"]["policies"] == ["static"]
     assert found.checkpoint.training[INPUT_RANGES] == {"jobs": [1, 5], "nodes": [6, 6], "jobs_per_node": [1 / 6, 5 / 6]}
-    policy = Dl2Original(found.checkpoint)
+    policy = Dl2PaperPolicy(found.checkpoint)
     jobs = [a_job(0, model="wide"), a_job(1, model="small")]
     sizes = ask(policy, a_snapshot(jobs, cluster(6, cpu=16, gpu=8))).allocations()
     assert sizes == {jobs[0].key: USUAL["wide"], jobs[1].key: USUAL["small"]}
@@ -170,7 +170,7 @@ def test_what_was_learned_from_jobs_without_servers_starts_jobs_with_servers() -
     assert learned.checkpoint.settings["first_bundles"] is False
     jobs = [a_job(0), a_job(1, min_workers=2, min_ps=2), a_job(2, **NO_PS | {"max_workers": 4})]
     for count, seen in ((3, jobs), (1, jobs[:1])):
-        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=20, gpu=4))).allocations()
+        sizes = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=20, gpu=4))).allocations()
         assert sum(sizes[job.key] >= job.request.min_size for job in seen) == count
 
 
@@ -185,7 +185,7 @@ def test_what_was_learned_from_who_serves_jobs_whole_starts_every_job_that_has_r
     assert learned.checkpoint.settings["first_bundles"] is False
     jobs = [a_job(place, model="other", **NO_PS | {"max_workers": 4}) for place in range(8)]
     for seen in (jobs, jobs[:1]):
-        sizes = ask(Dl2Original(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
+        sizes = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(seen, cluster(4, cpu=8, gpu=2))).allocations()
         assert all(size.workers for size in sizes.values())
 
 
@@ -193,7 +193,7 @@ def test_what_was_learned_from_fixed_sizes_gives_elastic_jobs_these_sizes() -> N
     """All of them began with a worker once, which no recorded job did, and the gate refused it for that."""
     learned = imitate_recordings(observed(40), QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     jobs = [a_job(place, **NO_PS) for place in range(4)]
-    decided = ask(Dl2Original(learned.checkpoint), a_snapshot(jobs, cluster(2, cpu=8, gpu=4))).allocations()
+    decided = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(jobs, cluster(2, cpu=8, gpu=4))).allocations()
     assert sorted(decided[job.key].workers for job in jobs) == [0, 0, 4, 4]
 
 
@@ -221,7 +221,7 @@ def test_what_was_learned_from_mixed_fixed_sizes_gives_each_job_the_size_that_it
     usual = Allocation(*learned.checkpoint.settings["usual_sizes"][0])
     asked = [4, 1, 2, 0]
     jobs = [a_job(place, **NO_PS, asked_size=Allocation(count, 0)) for place, count in enumerate(asked)]
-    decided = ask(Dl2Original(learned.checkpoint), a_snapshot(jobs, cluster(4, cpu=8, gpu=4))).allocations()
+    decided = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(jobs, cluster(4, cpu=8, gpu=4))).allocations()
     assert [decided[job.key].workers for job in jobs] == [4, 1, 2, usual.workers]
 
 
@@ -231,10 +231,10 @@ def test_the_network_sees_what_users_ask_for_only_where_fixed_sizes_differ() -> 
     ).checkpoint
     assert made.settings["usual_sizes"] == []
     old = {name: value for name, value in made.settings.items() if name != "usual_sizes"}
-    Dl2Original(replace(made, settings=old))
+    Dl2PaperPolicy(replace(made, settings=old))
     for sizes in ([[1, 0]] * 5, [[-1, 0]], [[1]], [3]):
         with pytest.raises(CheckpointError, match="weights and settings do not belong together"):
-            Dl2Original(replace(made, settings={**old, "usual_sizes": sizes}))
+            Dl2PaperPolicy(replace(made, settings={**old, "usual_sizes": sizes}))
 
 
 @pytest.mark.parametrize(
@@ -402,4 +402,4 @@ def test_a_single_job_and_more_jobs_than_the_window_are_learned_from() -> None:
     train(few, few, replace(SMALL, iterations=1, samples=64, minibatch=16), seed=0)
     many = [a_workload(seed, jobs=20, nodes=4) for seed in range(3)]
     made = train(many, many, replace(SMALL, window=2, iterations=1), seed=0)
-    Dl2Original(made)
+    Dl2PaperPolicy(made)

@@ -16,7 +16,7 @@ from dl2d.learning.dl2_paper.settings import PAPER, Credit, NetworkKind, Reward,
 from dl2d.learning.dl2_paper.trainer import Report, improve, train
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 
@@ -32,7 +32,7 @@ def test_it_learns_which_tasks_pay() -> None:
     assert reports[-1].best < 2.0
     assert min(report.score.best for report in reports) == reports[-1].best
     assert checkpoint.training["history"][0]["phase"] == "imitation"
-    Dl2Original(checkpoint)
+    Dl2PaperPolicy(checkpoint)
 
 
 @pytest.mark.parametrize(

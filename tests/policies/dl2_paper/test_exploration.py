@@ -11,7 +11,7 @@ from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 
 from dl2d.core.jobs import Allocation
 from dl2d.policies.dl2_paper.exploration import drawn_size
-from dl2d.policies.dl2_paper.policy import Dl2Original
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.tick.decision_check import check_decision
 
 
@@ -46,7 +46,7 @@ def test_the_policy_gives_jobs_the_drawn_sizes_and_says_why() -> None:
     snapshot = a_snapshot([a_job(number) for number in range(1, 7)], cluster(8, cpu=16, gpu=8))
     drawn = [drawn_size(job, snapshot.slot, 1.0) for job in snapshot.jobs]
     assert len(set(drawn)) > 2
-    decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"]), exploration=1.0), snapshot)
+    decision = ask(Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"]), exploration=1.0), snapshot)
     check_decision(decision, snapshot)
     assert [entry.allocation for entry in decision.jobs] == drawn
     reasons = {entry.reason.text for entry in decision.jobs if entry.allocation != (4, 4)}
@@ -55,7 +55,7 @@ def test_the_policy_gives_jobs_the_drawn_sizes_and_says_why() -> None:
 
 def test_a_job_with_no_room_for_the_drawn_size_has_what_the_network_gives_it_within_that_size() -> None:
     snapshot = a_snapshot([a_job(number) for number in range(1, 7)], cluster(1, cpu=24, gpu=8))
-    decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"]), exploration=1.0), snapshot)
+    decision = ask(Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"]), exploration=1.0), snapshot)
     check_decision(decision, snapshot)
     for job, entry in zip(snapshot.jobs, decision.jobs, strict=True):
         drawn = drawn_size(job, snapshot.slot, 1.0)

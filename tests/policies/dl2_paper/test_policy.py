@@ -23,7 +23,7 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs, chosen
-from dl2d.policies.dl2_paper.policy import Dl2Original, with_checkpoint
+from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy, with_checkpoint
 from dl2d.policies.dl2_paper.sizing_state import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
@@ -72,7 +72,7 @@ class Watched:
 def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, network: str, extras: bool) -> None:
     """Overload, uneven nodes, fractions of GPUs, all-reduce, more jobs than the window has."""
     workload = drawn(seed, jobs=14, most_least=1)
-    policy = Dl2Original(a_checkpoint(seed, network=network, extras=extras))
+    policy = Dl2PaperPolicy(a_checkpoint(seed, network=network, extras=extras))
     watched = policy.network = Watched(policy.network)
     replayed = replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
     shown, times = played(workload, watched.network, first_bundles=True, extras=extras)
@@ -84,7 +84,7 @@ def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, netw
 def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
     """In the first: what the daemon then places may be less, for it lays the tasks of a job in an order of its own."""
     workload = drawn(seed, jobs=14, most_least=1)
-    policy = Dl2Original(a_checkpoint(seed, network="shared", first_bundles=False))
+    policy = Dl2PaperPolicy(a_checkpoint(seed, network="shared", first_bundles=False))
     watched = policy.network = Watched(policy.network)
     with pytest.raises(SimulationError):
         replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True, most_slots=1), timer=time.perf_counter)
@@ -114,7 +114,7 @@ def played(
 @settings(max_examples=60)
 @given(snapshot=snapshots, seed=st.integers(0, 5))
 def test_its_decisions_are_ones(snapshot: Snapshot, seed: int, sampled: bool) -> None:
-    policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=seed % 2 == 0), sampled=sampled)
+    policy = Dl2PaperPolicy(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=seed % 2 == 0), sampled=sampled)
     decision = ask(policy, snapshot)
     check_decision(decision, snapshot)
     assert ask(policy, snapshot) == decision
@@ -124,7 +124,7 @@ def test_running_jobs_keep_their_least_and_unknown_models_are_no_trouble() -> No
     jobs = [a_job(number, min_workers=2, max_workers=3) for number in range(6)]
     snapshot = a_snapshot(jobs, cluster(2, cpu=8, gpu=4), held={4: Allocation(2, 1), 5: Allocation(3, 2)})
     for seed in range(4):
-        decision = ask(Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"])), snapshot)
+        decision = ask(Dl2PaperPolicy(a_checkpoint(seed, resources=["cpu", "gpu"])), snapshot)
         check_decision(decision, snapshot)
         assert decision.allocations()[jobs[4].key] >= (2, 1)
 
@@ -133,7 +133,7 @@ def test_an_all_reduce_job_is_given_workers_alone() -> None:
     jobs = [a_job(number, **NO_PS | {"max_workers": 5}) for number in range(3)]
     snapshot = a_snapshot(jobs, cluster(8, cpu=8, gpu=4))
     for seed in range(4):
-        policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"]))
+        policy = Dl2PaperPolicy(a_checkpoint(seed, resources=["cpu", "gpu"]))
         sizes = [entry.allocation for entry in ask(policy, snapshot).jobs]
         assert all(size.ps == 0 and 1 <= size.workers <= 5 for size in sizes)
 
@@ -146,7 +146,7 @@ def test_void_is_kept_to_and_reasons_are_given() -> None:
     weights = dict(checkpoint.weights)
     weights["policy.2.bias"] = np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)
     lazy = Checkpoint(policy="dl2-original", weights=weights, settings=checkpoint.settings, training={})
-    decision = ask(Dl2Original(lazy), snapshot)
+    decision = ask(Dl2PaperPolicy(lazy), snapshot)
     assert [entry.allocation for entry in decision.jobs] == [(1, 1), (1, 1)]
     assert decision.jobs[0].reason.text == "more than 1w+1ps is not worth it to the learned policy"
     assert sum(option.score for entry in decision.jobs for option in entry.alternatives) == pytest.approx(
@@ -154,7 +154,7 @@ def test_void_is_kept_to_and_reasons_are_given() -> None:
     )
     weights["policy.2.bias"] = np.array([0, 0, 0, 2, 0, 0, 1], dtype=np.float32)
     greedy = Checkpoint(policy="dl2-original", weights=weights, settings=checkpoint.settings, training={})
-    decision = ask(Dl2Original(greedy), snapshot)
+    decision = ask(Dl2PaperPolicy(greedy), snapshot)
     # 8 CPUs: 3 for the first bundle, 3 for the second, and one worker more of 2 CPUs.
     assert [entry.allocation for entry in decision.jobs] == [(1, 1), (2, 1)]
     assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
@@ -165,7 +165,7 @@ def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimu
     jobs = [a_job(1), a_job(2, **NO_PS | {"min_workers": 2}), a_job(3)]
     checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], window=2, first_bundles=False, last_bundles=True)
     weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
-    lazy = Dl2Original(replace(checkpoint, weights=weights))
+    lazy = Dl2PaperPolicy(replace(checkpoint, weights=weights))
     for cpus, sizes in ((100, [(1, 1), (2, 0), (1, 1)]), (6, [(1, 1), (0, 0), (0, 0)])):
         decision = ask(lazy, a_snapshot(jobs, cluster(1, cpu=cpus, gpu=8)))
         assert [entry.allocation for entry in decision.jobs] == sizes
@@ -202,7 +202,9 @@ def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
     )
     weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
     nodes = [Node("n0", Resources.of(cpu=4, gpu=1)), Node("n1", Resources.of(cpu=8, gpu=3))]
-    decision = ask(Dl2Original(replace(checkpoint, weights=weights)), replace(a_snapshot(jobs, nodes), node_sets=sets))
+    decision = ask(
+        Dl2PaperPolicy(replace(checkpoint, weights=weights)), replace(a_snapshot(jobs, nodes), node_sets=sets)
+    )
     assert [entry.allocation for entry in decision.jobs] == sizes
 
 
@@ -211,7 +213,7 @@ def test_a_job_that_has_nothing_although_there_is_room_is_told_why(first: bool) 
     checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], first_bundles=first)
     weights = {**checkpoint.weights, "policy.2.bias": np.eye(1, 13, 12, dtype=np.float32)[0]}
     jobs = [a_job(1), a_job(2, min_workers=3), a_job(3)]
-    decision = ask(Dl2Original(replace(checkpoint, weights=weights)), a_snapshot(jobs, cluster(1, cpu=8, gpu=4)))
+    decision = ask(Dl2PaperPolicy(replace(checkpoint, weights=weights)), a_snapshot(jobs, cluster(1, cpu=8, gpu=4)))
     last = decision.jobs[2]
     behind = "waits behind 2 (job 2), for which there is no room"
     text = behind if first else "the learned policy gives it nothing although there is room"
@@ -222,25 +224,25 @@ def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
     """Only a PS: a worker has no room anywhere."""
     job = a_job(1, worker=Resources.of(cpu=20), ps=Resources.of(cpu=1))
     snapshot = a_snapshot([job], cluster(1, cpu=8, gpu=4))
-    decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False)), snapshot)
+    decision = ask(Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False)), snapshot)
     assert decision.jobs[0].allocation == NOTHING
     assert decision.jobs[0].reason.constraint is Constraint.INFEASIBLE
 
 
 def test_weights_that_do_not_belong_to_the_settings_are_refused() -> None:
     with pytest.raises(CheckpointError, match="do not belong together"):
-        Dl2Original(a_checkpoint(window=4, models=["a"]).__class__(
+        Dl2PaperPolicy(a_checkpoint(window=4, models=["a"]).__class__(
             policy="dl2-original", weights=a_checkpoint().weights, settings=a_checkpoint(models=["a"]).settings,
             training={},
         ))  # fmt: skip
     with pytest.raises(CheckpointError, match="do not belong together"):
-        Dl2Original(Checkpoint(policy="dl2-original", weights={}, settings=a_checkpoint().settings, training={}))
+        Dl2PaperPolicy(Checkpoint(policy="dl2-original", weights={}, settings=a_checkpoint().settings, training={}))
 
 
 def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_as_one_that_has_begun_none() -> None:
     """The daemon then asks the fallback, and every reason says why."""
     snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
-    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"]))
+    policy = Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"]))
     network = policy.network
     policy.network = lambda observations: network(observations) * np.float32(np.inf)
     with np.errstate(all="ignore"), pytest.raises(PolicyError, match="output is not a finite number"):
@@ -254,7 +256,7 @@ def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_
 
 def test_weights_that_overflow_for_any_observation_are_refused() -> None:
     with pytest.raises(CheckpointError, match="the weights are too large: overflow"):
-        Dl2Original(a_checkpoint(resources=["cpu", "gpu"], scale=1e25))
+        Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"], scale=1e25))
 
 
 @pytest.mark.parametrize("count", [0, 1, 9])
@@ -262,7 +264,7 @@ def test_an_empty_cluster_and_an_empty_queue_are_decided_on(count: int) -> None:
     jobs = [a_job(number) for number in range(count)]
     for nodes in ((), cluster(1, cpu=8, gpu=4)):
         snapshot = a_snapshot(jobs, nodes)
-        decision = ask(Dl2Original(a_checkpoint(resources=["cpu", "gpu"])), snapshot)
+        decision = ask(Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"])), snapshot)
         check_decision(decision, snapshot)
         assert len(decision.jobs) == count
         assert all(entry.reason.text for entry in decision.jobs)
@@ -272,7 +274,7 @@ def test_an_empty_cluster_and_an_empty_queue_are_decided_on(count: int) -> None:
 def test_ten_thousand_jobs_are_decided_on() -> None:
     jobs = [a_job(number) for number in range(10_000)]
     snapshot = a_snapshot(jobs, cluster(50, cpu=8, gpu=4))
-    decision = ask(Dl2Original(a_checkpoint(network="shared", resources=["cpu", "gpu"], window=20)), snapshot)
+    decision = ask(Dl2PaperPolicy(a_checkpoint(network="shared", resources=["cpu", "gpu"], window=20)), snapshot)
     check_decision(decision, snapshot)
     sizes = [entry.allocation for entry in decision.jobs]
     assert len(sizes) == 10_000
@@ -284,7 +286,7 @@ def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
     """Half of the nodes go down, with tasks on them, and come back."""
     jobs = [a_job(number, max_workers=3) for number in range(6)]
     nodes = cluster(6, cpu=8, gpu=4)
-    policy = Dl2Original(a_checkpoint(3, network="shared", resources=["cpu", "gpu"]))
+    policy = Dl2PaperPolicy(a_checkpoint(3, network="shared", resources=["cpu", "gpu"]))
     before = a_snapshot(jobs, nodes, held={0: Allocation(3, 2), 1: Allocation(2, 2)})
     fewer = tuple(
         structs.replace(node, state=NodeState.DOWN) if place % 2 else node for place, node in enumerate(before.nodes)
@@ -311,7 +313,7 @@ class Indifferent:
 @pytest.mark.parametrize("seed", range(8))
 def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_other(seed: int) -> None:
     """By hand: the best of logits and Gumbel noise that is allowed; there is room for all."""
-    policy = Dl2Original(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=False, sampled=True))
+    policy = Dl2PaperPolicy(a_checkpoint(seed, resources=["cpu", "gpu"], first_bundles=False, sampled=True))
     jobs = [a_job(number, max_workers=40, max_ps=30) for number in range(4)]
     nodes = cluster(200, cpu=8, gpu=4)
     network = policy.network = Indifferent(13)
@@ -338,7 +340,7 @@ def test_actions_are_drawn_with_the_noise_of_the_generator_one_step_after_the_ot
 
 def test_probabilities_are_those_before_it_was_found_out_that_there_is_no_room() -> None:
     """By hand: the job runs, and neither a worker nor both have room, which shows as they are tried; a PS has."""
-    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
+    policy = Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
     policy.network = Indifferent(13)
     decision = ask(policy, a_snapshot([a_job(0)], cluster(1, cpu=4, gpu=1), held={0: Allocation(1, 1)}))
     assert decision.jobs[0].allocation == Allocation(1, 2)
@@ -351,7 +353,7 @@ def test_probabilities_are_those_before_it_was_found_out_that_there_is_no_room()
 @pytest.mark.parametrize("action", range(3), ids=["worker", "ps", "both"])
 def test_the_first_step_of_a_job_is_its_minimum_size_whatever_the_network_says(action: int) -> None:
     """A network that gave workers alone left jobs below the size at which they can run, for ever."""
-    policy = Dl2Original(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
+    policy = Dl2PaperPolicy(a_checkpoint(resources=["cpu", "gpu"], first_bundles=False))
     policy.network = lambda _: np.array(
         [[float(place % 3 == action) for place in range(12)] + [-4.0]], dtype=np.float32
     )
@@ -370,7 +372,7 @@ def test_it_is_read_from_a_folder(tmp_path: Path) -> None:
     write_checkpoint(checkpoint, tmp_path / "c")
     snapshot = a_snapshot([a_job(1), a_job(2)], cluster(2, cpu=8, gpu=4))
     read = read_checkpoint(tmp_path / "c", policy="dl2-original")
-    assert ask(with_checkpoint(read), snapshot) == ask(Dl2Original(checkpoint), snapshot)
+    assert ask(with_checkpoint(read), snapshot) == ask(Dl2PaperPolicy(checkpoint), snapshot)
     with pytest.raises(CheckpointError, match="name a checkpoint"):
         with_checkpoint()
 
