@@ -26,6 +26,7 @@ from dl2d.core.error_wording import some_of
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
 from dl2d.core.limit_room import LimitRoom
 from dl2d.core.resource_manager import RmListing
+from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Plan, Start, Stop
 
 #: For how long no other job waits for the same nodes before queued tasks are withdrawn.
@@ -156,6 +157,8 @@ class _WaitingJobs:
         self._nodes = {node.name: node.capacity for node in snapshot.nodes if node.state is NodeState.UP}
         self._eligible_nodes = listing.eligible_nodes
         own = {job.handle for job in listing.jobs if parse_tag(job.tag) is not None}
+        self._fitting: dict[tuple[Resources, frozenset[str] | None], bool] = {}
+        self._others_wait: dict[frozenset[str] | None, bool] = {}
         #: The nodes for which jobs of others wait; None for all.
         self._waited_for = {
             claim.eligible for claim in listing.claims if not claim.standing and claim.handle not in own
@@ -168,16 +171,31 @@ class _WaitingJobs:
         lacks = least.beyond(held)
         if not any(lacks):
             return NOTHING
-        eligible = self._eligible_nodes.get(job.anchor)
-        nodes = [room for name, room in self._nodes.items() if eligible is None or name in eligible.nodes]
+        nodes = self._may_use(job)
         demands = [job.request.demand(role) for role in TASK_ROLES if lacks.count(role)]
-        return lacks if all(any(map(demand.fits_in, nodes)) for demand in demands) else NOTHING
+        return lacks if all(self._fits(demand, nodes) for demand in demands) else NOTHING
 
     def others_wait(self, job: Job) -> bool:
         """Whether jobs that are not dl2d's wait for nodes that a job may use."""
-        if (eligible := self._eligible_nodes.get(job.anchor)) is None or None in self._waited_for:
-            return bool(self._waited_for)
-        return any(not eligible.nodes.isdisjoint(nodes) for nodes in self._waited_for if nodes is not None)
+        nodes = self._may_use(job)
+        if nodes not in self._others_wait:
+            self._others_wait[nodes] = any(
+                nodes is None or others is None or not nodes.isdisjoint(others) for others in self._waited_for
+            )
+        return self._others_wait[nodes]
+
+    def _may_use(self, job: Job) -> frozenset[str] | None:
+        """The nodes that a job may use; None for all."""
+        eligible = self._eligible_nodes.get(job.anchor)
+        return None if eligible is None else eligible.nodes
+
+    def _fits(self, demand: Resources, nodes: frozenset[str] | None) -> bool:
+        """Whether an empty one of these nodes holds a task; many jobs demand the same on the same nodes."""
+        if (demand, nodes) not in self._fitting:
+            self._fitting[demand, nodes] = any(
+                demand.fits_in(room) for name, room in self._nodes.items() if nodes is None or name in nodes
+            )
+        return self._fitting[demand, nodes]
 
 
 def _since(before: Mapping[JobKey, float], keys: Iterable[JobKey], now: float) -> dict[JobKey, float]:

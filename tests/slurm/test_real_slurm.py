@@ -18,7 +18,7 @@ import msgspec
 import psutil
 import pytest
 from slurm_cluster import PATH, SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd, why_not
-from slurm_fakes import REQUEST, Real, context_of
+from slurm_fakes import REQUEST, Real, context_of, live_task
 
 from dl2d.core.cluster import NodeState, TaskState, task_tag
 from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
@@ -351,6 +351,28 @@ def test_a_waiting_task_is_cancelled_at_once(real: Real, manager: SlurmManager) 
     stop(manager, [waiting], 600)
     assert listed(manager, waiting).state is RmJobState.CANCELLED
     assert listed(manager, full).state is RmJobState.RUNNING
+
+
+def test_a_task_without_a_node_waits_as_a_claim_and_starts_where_room_becomes_free(
+    real: Real, manager: SlurmManager
+) -> None:
+    names = [node.name for node in manager.listing().nodes]
+    running = [
+        manager.submit(alices(real, FOREVER, name=f"ps-{number}", node=name, demand=Resources.of(cpu=8)))
+        for number, name in enumerate(names)
+    ]
+    for handle in running:
+        wait_for(real, manager, handle, RmJobState.RUNNING)
+    given = alices(real, FOREVER, node="", demand=Resources.of(cpu=2))
+    handle = manager.submit(given)
+    live = live_task(handle, given.tag, node="", submitted=0, asked_at=time.time())
+    real.cluster.wait_until(lambda: manager.listing(tasks=[live]).claims, "it waits for room")
+    (claim,) = manager.listing(tasks=[live]).claims
+    assert (claim.handle, claim.nodes, claim.demand.get("cpu")) == (handle, 1, 2)
+    assert listed(manager, handle).tag == given.tag
+    stop(manager, running[-1:], 0)
+    assert wait_for(real, manager, handle, RmJobState.RUNNING).node == names[-1]
+    assert not manager.listing(tasks=[live]).claims
 
 
 @pytest.mark.parametrize("grace", [0.0, 600.0])
