@@ -131,7 +131,12 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
                 recordings, replace(paper, supervised_updates=400), slot_seconds=SLOT, seed=seed
             ).checkpoint
             split = recorded_days(
-                site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed, expected_speeds=True
+                site(url, design, folder),
+                store,
+                now=MONDAY + days * DAY,
+                seed=seed,
+                tell=lambda *_, **__: None,
+                expected_speeds=True,
             )
             how = replace(SITE, iterations=options.rounds)
             alone, found = train(split.training, split.validation, how, seed=seed), {}

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dl2d.cli.open_store import open_store
-from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
 from dl2d.core.jobs import JobRequest
+from dl2d.core.progress import Tell
 from dl2d.core.store import Slot
 from dl2d.daemon.policy_versions.active_version import nodes_and_requests
 from dl2d.learning.recorded_days import day_name
@@ -98,10 +98,11 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
     ``RequestError`` where there are none.
     """
     placement = load_placement(settings.placement)
-    tell("recorded days are read", 0, 1)
     with open_store(settings) as store:
         try:
-            days = recorded_days(settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts)
+            days = recorded_days(
+                settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts, tell=tell
+            )
             problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""
         except WorkloadError as error:
             days, problem = None, f"{_NOT_COMPARED}: {error.problem}"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dl2d import __version__
-from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import (
     TrialPolicy,
     compared_with,
@@ -29,6 +28,7 @@ from dl2d.cli.trained_policy_replay import check_on_site
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError, GateRefused
 from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.progress import Tell
 from dl2d.daemon.policy_versions.active_version import (
     current_checkpoint,
     nodes_and_requests,
@@ -116,7 +116,7 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
     ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     parent = _current(settings, store.registry, policy)
     split = recorded_days(
-        settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent,
+        settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent, tell=tell,
         expected_speeds=policy == DL2_PAPER,
     )  # fmt: skip
     if chosen.gate and (problem := too_little_to_judge(settings, split, parent)):
@@ -172,7 +172,7 @@ def _learn_dl2_paper(
 
     began = time.monotonic()
     # Today may be kept back tomorrow.
-    live = _live_slots(settings, store, [*split.held_out_times, (now // DAY_SECONDS * DAY_SECONDS, math.inf)])
+    live = _live_slots(settings, store, [*split.held_out_times, (now // DAY_SECONDS * DAY_SECONDS, math.inf)], tell)
     counts = {"slots": len(live), "samples": 0}
     # A network that imitates a scheduler is sure of every step, so its output layer is drawn anew; later versions learn
     # on from what they have.
@@ -198,7 +198,9 @@ def _learn_dl2_paper(
     return Learned(split, parent, replace(checkpoint, training={**checkpoint.training, **record}), record)
 
 
-def _live_slots(settings: Settings, store: SqlStore, outside: Sequence[tuple[float, float]]) -> list[LiveSlot]:
+def _live_slots(
+    settings: Settings, store: SqlStore, outside: Sequence[tuple[float, float]], tell: Tell
+) -> list[LiveSlot]:
     """The newest slots outside some times that versions of the paper's policy decided, unchanged by the guard, oldest
     first.
     """
@@ -208,7 +210,9 @@ def _live_slots(settings: Settings, store: SqlStore, outside: Sequence[tuple[flo
     folders = {version.digest[:DIGITS]: version for version in store.registry.versions(DL2_PAPER)}
     versions: dict[str, Dl2PaperPolicy | None] = {}
     found = []
-    for summary in reversed(store.slots(limit=_MAX_LIVE_SLOTS, policy=DL2_PAPER, outside=outside)):
+    listed = store.slots(limit=_MAX_LIVE_SLOTS, policy=DL2_PAPER, outside=outside)
+    for number, summary in enumerate(reversed(listed)):
+        tell("its own slots read", number, len(listed))
         text = summary.policy_version
         if text[:DIGITS] not in folders:
             continue

@@ -181,26 +181,26 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     if earlier is None and settings.mode.acts and live.digest == version.digest:
         raise GateRefused(f"{what} decides already, so there is nothing to compare it with")
     with progress_bars() as display:
-        replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests,
-                           tell=show_on_bar(display, "jobs replayed"))  # fmt: skip
+        tell = show_on_bar(display, "jobs replayed")
+        replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests, tell=tell)
     if replays.problem:
         raise GateRefused(f"{what} {replays.problem}")
     if replays.ended < replays.jobs:
         typer.echo(replay_line(replays), err=True)
     if earlier is not None:
         return earlier.reason
-    try:
-        days = trials.recorded_days(
-            settings, store, now=time.time(), seed=settings.learning.seed, candidate=checkpoint,
-            assume_speeds=not settings.mode.acts,
-        )  # fmt: skip
-    except WorkloadError as error:
-        against = "the live policy version" if settings.mode.acts else "the site's scheduler"
-        raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None
-    current = trials.compared_with(settings, days, live)
-    candidate = trials.TrialPolicy(version.digest, trials.policy_of(settings, checkpoint))
     with progress_bars() as display:
         tell = show_on_bar(display, "comparing")
+        try:
+            days = trials.recorded_days(
+                settings, store, now=time.time(), seed=settings.learning.seed, tell=tell, candidate=checkpoint,
+                assume_speeds=not settings.mode.acts,
+            )  # fmt: skip
+        except WorkloadError as error:
+            against = "the live policy version" if settings.mode.acts else "the site's scheduler"
+            raise GateRefused(f"{what} cannot be compared with {against}: {error.problem}") from None
+        current = trials.compared_with(settings, days, live)
+        candidate = trials.TrialPolicy(version.digest, trials.policy_of(settings, checkpoint))
         trial = trials.on_trial(settings, name, days, candidate, current, tell=tell)
     registry.add_trial(trial)
     if not trial.passed:

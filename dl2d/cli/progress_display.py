@@ -6,24 +6,18 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from dl2d.core.progress import Tell
+
 #: Exit status after Ctrl-C, as shells have it.
 _INTERRUPTED: Final = 130
 #: Seconds between two lines of progress, where bars cannot be drawn.
 _LINE_SECONDS: Final = 10.0
-
-
-class Tell(Protocol):
-    """Is told what is being done, how far it is, how far it goes, and a word on how it stands."""
-
-    def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
-        """Tell."""
-        ...
 
 
 class ProgressDisplay(Progress):

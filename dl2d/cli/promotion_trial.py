@@ -6,15 +6,16 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dl2d.cli.progress_display import Tell
 from dl2d.config.settings import Settings
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.history_for_simulation import History
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionChange, VersionState
+from dl2d.core.progress import Tell
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, factory_arguments
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.assumed_speeds import with_assumed_speeds
@@ -86,7 +87,7 @@ def compared_with(settings: Settings, split: Split, live: TrialPolicy) -> TrialP
 
 
 def recorded_days(
-    settings: Settings, store: SqlStore, *, now: float, seed: int, days: float | None = None,
+    settings: Settings, store: SqlStore, *, now: float, seed: int, tell: Tell, days: float | None = None,
     candidate: Checkpoint | None = None, for_training: bool = True, assume_speeds: bool = False,
     expected_speeds: bool = False,
 ) -> Split:  # fmt: skip
@@ -102,11 +103,14 @@ def recorded_days(
         return split_history(
             history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
             learned=() if candidate is None else learned_days(candidate), for_training=for_training,
-            expected_speeds=expected_speeds,
+            expected_speeds=expected_speeds, tell=tell,
         )  # fmt: skip
 
+    def read(*, unreported: bool) -> History:
+        return store.history(begin, now, unreported=unreported, progress=partial(tell, "recorded hours read"))
+
     try:
-        found = split(store.history(begin, now))
+        found = split(read(unreported=False))
     except WorkloadError:
         if not assume_speeds:
             raise
@@ -116,7 +120,7 @@ def recorded_days(
         )
         if enough or not assume_speeds:
             return found
-    return split(with_assumed_speeds(store.history(begin, now, unreported=True)))
+    return split(with_assumed_speeds(read(unreported=True)))
 
 
 def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -114,17 +114,16 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
         ours = deciding(settings, store.registry)
         assert ours.policy is not None
         replayed = {"policy": ours.policy.name, "policy_version": _without_settings(ours.policy.version)}
+        tell = show_on_bar(display, "comparing")
         try:
             split = recorded_days(
-                settings, store, now=time.time(), seed=settings.learning.seed, days=days, for_training=False,
+                settings, store, now=time.time(), seed=settings.learning.seed, tell=tell, days=days, for_training=False,
                 candidate=_deciding_checkpoint(settings, store.registry), assume_speeds=True,
             )  # fmt: skip
         except WorkloadError as error:
             unknown = dict.fromkeys(("change", "low", "high", "site_seconds", "dl2d_seconds"))
             return {**replayed, **unknown, "days": [], "better": False, "reason": error.problem}
-        trial = on_trial(
-            settings, settings.policy.name, split, ours, site_scheduler(split), tell=show_on_bar(display, "replaying")
-        )
+        trial = on_trial(settings, settings.policy.name, split, ours, site_scheduler(split), tell=tell)
 
     def mean(slots: Iterable[float]) -> float | None:
         found = list(slots)

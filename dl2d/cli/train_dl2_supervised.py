@@ -56,7 +56,7 @@ def train_dl2_supervised(
             found = imitate_with_scorer(
                 recorded.slots, with_checkpoint().checkpoint, store.speeds(kinds),
                 slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                on_round=lambda done, total, loss: show("learning", done, total, f"loss {loss:.3f}"),
+                tell=show,
             )  # fmt: skip
 
         if not found.states:

@@ -99,10 +99,11 @@ def supervised(
         show = show_on_bar(display, "reading the store")
         site = site_settings(config, store)
         recorded = recorded_slots(site, slots, policy, seed, tell=show)
+        show("setting up", 0, 1)
         with recorded.explained():
             found = learning.imitate_recordings(
                 recorded.slots, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                on_update=lambda done, total, value: show("learning", done, total, f"loss {value:.3f}"),
+                tell=show,
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)
         if problem := imitation_problem(found.comparison, found.yardstick):

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from dl2d.cli.progress_display import Tell
 from dl2d.cli.promotion_trial import policy_of, slot_seconds
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
@@ -16,6 +15,7 @@ from dl2d.core.errors import GateRefused
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Tell
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.progress import Tell, silent
 from dl2d.learning.recorded_decisions import (
     MIN_JOBS,
     Recording,
@@ -53,9 +55,6 @@ _MAX_STATES_OF_SLOT: Final = 8
 #: decisions, are the same with each; the softmax is not.
 _SCALES: Final = tuple(2.0**power for power in range(-4, 5))
 
-#: Called after each round of fitting with its number, the number of all, and the loss.
-OnRound = Callable[[int, int, float], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerImitation:
@@ -83,7 +82,7 @@ def imitate_with_scorer(
     slot_seconds: float,
     seed: int,
     min_jobs: int = MIN_JOBS,
-    on_round: OnRound | None = None,
+    tell: Tell = silent,
 ) -> ScorerImitation:
     """Fit the scorer's weights to slots that a daemon recorded, oldest first.
 
@@ -110,8 +109,10 @@ def imitate_with_scorer(
     rng = np.random.default_rng([seed, 2])
     weights, losses, shown, stopping = np.asarray(start.weights["scorer"], dtype=np.float64), [], _NONE, _NONE
     for number in range(_ROUNDS):
-        shown = shown.and_more(_states_of(policy, weights, split.training, rng, _MAX_STEPS // _ROUNDS))
-        held_out = (_states_of(policy, weights, unseen, rng, _MAX_STOPPING_STEPS // _ROUNDS)
+        note = f"round {number + 1} of {_ROUNDS}"
+        gone_through = partial(tell, "recorded slots gone through", note=note)
+        shown = shown.and_more(_states_of(policy, weights, split.training, rng, _MAX_STEPS // _ROUNDS, gone_through))
+        held_out = (_states_of(policy, weights, unseen, rng, _MAX_STOPPING_STEPS // _ROUNDS, gone_through)
                     for unseen in (split.stopping, split.training))  # fmt: skip
         stopping = stopping.and_more(next((each for each in held_out if len(each)), _NONE))
         if not len(shown) or not len(stopping):
@@ -119,17 +120,21 @@ def imitate_with_scorer(
                 raise TooFewSamples("imitation: no job was given anything in the recorded slots: nothing to learn from")
             shown = _NONE
             break
-        weights, losses_of_round = _fit(weights, shown, stopping)
+        weights, losses_of_round = _fit(weights, shown, stopping, partial(tell, "learning", note=note))
         losses += losses_of_round
-        if on_round is not None:
-            on_round(number + 1, _ROUNDS, losses[-1])
     agreement = stopping.agreement(weights) if len(stopping) else 1.0
     record = {
         "slots": len(split.training), "jobs": split.jobs, "states": len(shown), "losses": losses,
         "policies": sorted({recording.decision.policy for recording in recordings}),
     }  # fmt: skip
     fitted = replace(begun_with, weights={**begun_with.weights, "scorer": weights})
-    comparisons = [compare_sizes(sizes_of(Dl2(each), seed), split.compared) for each in (fitted, begun_with)]
+    comparisons = [
+        compare_sizes(
+            sizes_of(Dl2(each), seed), split.compared,
+            partial(tell, "held-out slots compared"),
+        )
+        for each in (fitted, begun_with)
+    ]  # fmt: skip
     yardstick = simple_yardstick(split.compared, seed)
     record |= {"held_out": asdict(comparisons[0]), "held_out_begun_with": asdict(comparisons[1]),
                "agreement": agreement, "yardstick": asdict(yardstick)}  # fmt: skip
@@ -193,12 +198,17 @@ _NONE: Final = _States(np.zeros((0, len(FEATURES))), np.zeros(0, dtype=np.bool_)
 
 
 def _states_of(
-    policy: Dl2, weights: Floats, recordings: Sequence[Recording], rng: np.random.Generator, max_steps: int
-) -> _States:
-    """States of recorded slots, drawn at random until they have ``max_steps`` steps together."""
+    policy: Dl2, weights: Floats, recordings: Sequence[Recording], rng: np.random.Generator, max_steps: int,
+    progress: Callable[[int, int], None],
+) -> _States:  # fmt: skip
+    """States of recorded slots, drawn at random until they have ``max_steps`` steps together.
+
+    ``progress`` is told how many of how many steps were found.
+    """
     kept: list[tuple[Floats, Bools]] = []
     total = 0
     for index in rng.permutation(len(recordings)).tolist():
+        progress(total, max_steps)
         states = list(_states_in(policy, weights, recordings[index]))
         chosen = rng.permutation(len(states))[:_MAX_STATES_OF_SLOT].tolist()
         kept += [states[number] for number in chosen]
@@ -252,8 +262,13 @@ class _Stop(Exception):
     """Learning ends here."""
 
 
-def _fit(start: Floats, shown: _States, stopping: _States) -> tuple[Floats, list[float]]:
-    """Minimise the loss by L-BFGS; returns the weights with the lowest loss on held-out states, and the losses."""
+def _fit(
+    start: Floats, shown: _States, stopping: _States, progress: Callable[[int, int], None]
+) -> tuple[Floats, list[float]]:
+    """Minimise the loss by L-BFGS; returns the weights with the lowest loss on held-out states, and the losses.
+
+    ``progress`` is told how many of how many iterations are over.
+    """
     scale = min(_SCALES, key=lambda factor: shown.loss(factor * start)[0])
     best, lowest, without_gain = scale * start, stopping.loss(scale * start)[0], 0
     losses = [shown.loss(best)[0]]
@@ -262,6 +277,7 @@ def _fit(start: Floats, shown: _States, stopping: _States) -> tuple[Floats, list
         nonlocal best, lowest, without_gain
         loss = stopping.loss(weights)[0]
         losses.append(shown.loss(weights)[0])
+        progress(len(losses) - 1, _MAX_ITERATIONS)
         without_gain += 1
         if loss < lowest:
             best, lowest, without_gain = weights.copy(), loss, 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -95,15 +95,18 @@ def day_name(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
-def days_of(history: History) -> tuple[Day, ...]:
+def days_of(history: History, progress: Callable[[int, int], None] | None = None) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
     Left out are days of which half or less was recorded, jobs of kinds that never showed a speed, those that ended
     before they trained, and those that would not fit the nodes of their day, which may leave a day without jobs.
+    ``progress`` is told how many of how many days were looked at.
     """
-    first = int(history.begin // DAY_SECONDS)
+    numbers = range(int(history.begin // DAY_SECONDS), int(history.end // DAY_SECONDS))
     days, recorded = [], _recorded_seconds(history)
-    for number in range(first, int(history.end // DAY_SECONDS)):
+    for done, number in enumerate(numbers):
+        if progress is not None:
+            progress(done, len(numbers))
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)

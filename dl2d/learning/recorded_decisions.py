@@ -123,11 +123,17 @@ def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey,
 
 
 def compare_sizes(
-    decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording]
-) -> SizeComparison:
-    """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones."""
+    decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording],
+    progress: Callable[[int, int], None] | None = None,
+) -> SizeComparison:  # fmt: skip
+    """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones.
+
+    ``progress`` is told how many of how many slots are compared.
+    """
     jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
-    for each in recordings:
+    for number, each in enumerate(recordings):
+        if progress is not None:
+            progress(number, len(recordings))
         sizes = decide(each)
         for entry in each.decision.jobs:
             got, wanted = sizes[entry.job], entry.allocation

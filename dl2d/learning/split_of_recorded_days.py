@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dl2d.core.error_wording import counted
 from dl2d.core.errors import WorkloadError
 from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.progress import Tell, silent
 from dl2d.learning.assumed_speeds import with_recorded_times
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import (
@@ -35,6 +36,7 @@ from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 
+_T = TypeVar("_T")
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
 #: Of the days with jobs, the newest quarter is kept back for testing.
@@ -114,6 +116,7 @@ class Split:
 def split_history(
     history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20,
     learned: Container[str] = (), for_training: bool = True, expected_speeds: bool = False,
+    tell: Tell = silent,
 ) -> Split:  # fmt: skip
     """Workloads made from a recorded history; the newest days are kept back for testing.
 
@@ -136,6 +139,8 @@ def split_history(
     expected_speeds
         Whether workloads to train on and to choose the best weights by have the expected speeds instead of drawn ones:
         for a policy that sees no speeds the differences between draws are noise.
+    tell
+        Is told which days were looked at, and how many workloads were made.
 
     Raises
     ------
@@ -143,7 +148,7 @@ def split_history(
         Jobs came on less than two days, all of them were learned from, or no job has ended: there is nothing to train
         on and test with.
     """
-    recorded = days_of(history)
+    recorded = days_of(history, partial(tell, "recorded days looked at"))
     days = [day for day in recorded if day.submitted]
     if len(days) < (2 if for_training else 1):
         assumed = any(job.unreported for job in history.jobs)
@@ -171,19 +176,28 @@ def split_history(
     requests = [job.request for day in days for job in day.jobs]
     speeds = Speeds(GaussianProcess(by_kind(measured)), requests, history.assumed)
     training, validation = [], []
+    periods, tests_of_day = list(_periods(history, held_out)), max(2, tests // len(held_out))
+    count = tests_of_day * len(held_out) + sum(_draws(history, whole) for whole, _ in periods)
+    count += (draws + 2 * _MAX_VALIDATION_DAYS) * for_training
+    numbers = itertools.count(1)
+
+    def told(made: Iterable[_T]) -> Iterator[_T]:
+        for each in made:
+            yield each
+            tell("workloads made of recorded days", next(numbers), count)
+
     if for_training:
         played = partial(_played, speeds=speeds, slot_seconds=slot_seconds, expected=expected_speeds)
-        training = list(played(trained_on, rng=np.random.default_rng([seed, _TRAINING]), count=draws))
+        training = list(told(played(trained_on, rng=np.random.default_rng([seed, _TRAINING]), count=draws)))
         rng = np.random.default_rng([seed, _VALIDATION])
-        validation = list(played(trained_on[-_MAX_VALIDATION_DAYS:], rng=rng, count=2 * _MAX_VALIDATION_DAYS))
+        validation = list(told(played(trained_on[-_MAX_VALIDATION_DAYS:], rng=rng, count=2 * _MAX_VALIDATION_DAYS)))
     rng = np.random.default_rng([seed, _TEST])
     cases = []
-    for number in range(max(2, tests // len(held_out))):
-        for day in held_out:
-            small = thinned(day, _MAX_COMPARED, rng)
-            workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
-            if workload is not None and (case := _day_case(day, small, workload, number)) is not None:
-                cases.append(case)
+    for number, day in told(itertools.product(range(tests_of_day), held_out)):
+        small = thinned(day, _MAX_COMPARED, rng)
+        workload = workload_of(small, speeds.draw(rng) if number else speeds.means(), slot_seconds)
+        if workload is not None and (case := _day_case(day, small, workload, number)) is not None:
+            cases.append(case)
     if not cases and not any(job.length_known for day in held_out for job in day.jobs):
         raise WorkloadError(
             "", "none of the jobs that were submitted on the recorded days has ended yet, so there are no completion "
@@ -193,7 +207,6 @@ def split_history(
         raise WorkloadError(
             "", "no recorded job has a size at which its speed is known or can be predicted", where="the twin"
         )
-    periods = list(_periods(history, held_out))
     return Split(
         trained_on=trained_on,
         held_out=held_out,
@@ -201,7 +214,7 @@ def split_history(
         validation=tuple(validation),
         cases=tuple(cases),
         period_cases=tuple(
-            _period_cases(history, periods, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD]))
+            told(_period_cases(history, periods, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD])))
         ),
         costs=costs_of(history),
         measured=measured,
@@ -257,8 +270,8 @@ def _period_cases(
     unknown.
     """
     for whole, period in periods:
-        means, most = speeds.means(), 2 * _MAX_DRAWS if history.assumed else _MAX_DRAWS
-        for number in range(max(2, min(most, _MAX_JOBS_REPLAYED // max(len(whole.jobs), 1)))):
+        means = speeds.means()
+        for number in range(_draws(history, whole)):
             tables = speeds.draw(rng) if number else means
             workload = workload_of(with_recorded_times(whole, means, tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
@@ -269,6 +282,12 @@ def _period_cases(
             assumed = {name: len(unreported.intersection(jobs)) for name, jobs in compared.items()}
             name = f"draw {number}" if number else "expected speeds"
             yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed)
+
+
+def _draws(history: History, whole: Day) -> int:
+    """With how many different speeds a period is replayed."""
+    most = 2 * _MAX_DRAWS if history.assumed else _MAX_DRAWS
+    return max(2, min(most, _MAX_JOBS_REPLAYED // max(len(whole.jobs), 1)))
 
 
 def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> dict[str, list[str]]:

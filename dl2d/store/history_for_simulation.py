@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import dropwhile
 from typing import Final
@@ -25,7 +25,9 @@ from dl2d.store.slots_and_decisions import DecisionRow, SlotRow, snapshot
 _HOUR: Final = 3600.0
 
 
-def read_history(connection: Connection, begin: float, end: float, *, unreported: bool) -> History:
+def read_history(
+    connection: Connection, begin: float, end: float, *, unreported: bool, progress: Callable[[int, int], None]
+) -> History:
     """See ``SqlStore.history``."""
     there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
     found = map(job_of, connection.execute(select(*columns(JobRow)).where(there)))
@@ -37,7 +39,7 @@ def read_history(connection: Connection, begin: float, end: float, *, unreported
         begin=begin,
         end=end,
         jobs=tuple(replace(job, launch=NO_LAUNCH) for job in jobs),
-        cluster_states=tuple(_cluster_states(connection, begin, end, unreported=unreported)),
+        cluster_states=tuple(_cluster_states(connection, begin, end, unreported=unreported, progress=progress)),
         speeds=speeds(connection, {TrainingKind.of(job.request) for job in jobs}, others=0),
         plans=tuple(map(runtime_plan_of, connection.execute(plans.order_by(RuntimePlanRow.at)))),
         starts=tuple(_start_seconds(connection, begin, end)),
@@ -48,16 +50,18 @@ def read_history(connection: Connection, begin: float, end: float, *, unreported
     )
 
 
-def _cluster_states(connection: Connection, begin: float, end: float, *, unreported: bool) -> Iterable[ClusterState]:
+def _cluster_states(
+    connection: Connection, begin: float, end: float, *, unreported: bool, progress: Callable[[int, int], None]
+) -> Iterable[ClusterState]:
     """The cluster in the first slot of each hour."""
     between = (SlotRow.at >= begin) & (SlotRow.at < end)
     numbers = select(SlotRow.number, SlotRow.at, SlotRow.policy).where(between).order_by(SlotRow.at, SlotRow.number)
     hours: dict[int, tuple[int, str]] = {}
     for number, at, policy in connection.execute(numbers):
         hours.setdefault(int(at // _HOUR), (number, policy))
-    return [
-        _cluster_state(snapshot(connection, number), policy, unreported=unreported) for number, policy in hours.values()
-    ]
+    for done, (number, policy) in enumerate(hours.values()):
+        progress(done, len(hours))
+        yield _cluster_state(snapshot(connection, number), policy, unreported=unreported)
 
 
 def _sizes_of_ended(jobs: Iterable[Job], begin: float, end: float) -> dict[JobKey, RecordedSizes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from sqlalchemy import Connection, select, update
@@ -186,13 +186,16 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         with self._database.reading("reading measured speeds") as connection:
             return speeds(connection, kinds, others)
 
-    def history(self, begin: float, end: float, *, unreported: bool = False) -> History:
+    def history(
+        self, begin: float, end: float, *, unreported: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> History:
         """What was recorded in that time. Commands and environments are left out.
 
         ``unreported``: also of jobs that no coordinator reports on. Their epochs are the hours that they ran.
+        ``progress`` is told how many of how many recorded hours are read.
         """
         with self._database.reading("reading what was recorded") as connection:
-            return read_history(connection, begin, end, unreported=unreported)
+            return read_history(connection, begin, end, unreported=unreported, progress=progress or (lambda *_: None))
 
     def prune(self, keep: RetentionTimes, now: float) -> int:
         """Delete some rows that are too old, or give back some space; returns 0 if there is nothing left to do."""

@@ -20,6 +20,7 @@ from dl2d.cli import promotion_trial, trained_policy_replay
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import Allocation
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, VersionState
+from dl2d.core.progress import silent
 from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
@@ -65,8 +66,7 @@ def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None
         learning = settings.learning.model_copy(update={"gate_min_jobs": min_jobs})
         trial = promotion_trial.on_trial(
             settings.model_copy(update={"learning": learning}), "drf", split,
-            promotion_trial.TrialPolicy("other", Drf()), promotion_trial.TrialPolicy(SITE_SCHEDULER, None),
-            tell=lambda *_, **__: None,
+            promotion_trial.TrialPolicy("other", Drf()), promotion_trial.TrialPolicy(SITE_SCHEDULER, None), tell=silent,
         )  # fmt: skip
         return trial.reason
 

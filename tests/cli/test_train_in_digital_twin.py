@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +25,7 @@ from dl2d.core.json_codec import as_plain
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
+from dl2d.core.progress import silent
 from dl2d.daemon.policy_versions.active_version import keep_version
 from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
 from dl2d.daemon.policy_versions.learner_supervisor import Learner
@@ -210,13 +210,12 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         registry = store.registry
         first, second = (with_checkpoint().checkpoint, with_checkpoint().checkpoint)
         second = replace(second, weights={**second.weights, "scorer": second.weights["scorer"] + 1})
-        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0)
-        tell = partial(lambda *_, **__: None)
-        assert promotion_trial.live_review(settings, registry, split, tell=tell) is None  # none is live
+        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0, tell=silent)
+        assert promotion_trial.live_review(settings, registry, split, tell=silent) is None  # none is live
         for number, made in enumerate((first, second)):
             keep_version(made, settings.versions_path, registry, at=begin, origin="a test")
             registry.change("dl2", made.digest, VersionState.LIVE, at=begin + number, by="ann", reason="test")
-        review = promotion_trial.live_review(settings, registry, split, tell=tell)
+        review = promotion_trial.live_review(settings, registry, split, tell=silent)
         assert review is not None
         assert (review.candidate, review.current, review.passed) == ("drf", second.digest, True)
         assert review.high is not None
@@ -230,7 +229,7 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         assert (change.digest, change.rollback, change.reason) == (first.digest, True, review.reason)
         assert registry.trials("dl2")[0] == review
         # The earlier version was not live on these days: nothing is known of it.
-        assert promotion_trial.live_review(settings, registry, split, tell=tell) is None
+        assert promotion_trial.live_review(settings, registry, split, tell=silent) is None
         assert withdraw_if_worse(review, registry, at=time.time()) == ""
         # Nor does anything happen where the version is the first.
         first_again = replace(review, current=first.digest)
@@ -267,7 +266,7 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     assert trial["reason"].startswith("there is too little to compare on: 1 day with")
     assert trial["reason"].endswith("do not count)")
     with closing(SqlStore(url)) as store:
-        split = promotion_trial.recorded_days(load_settings(config), store, now=time.time(), seed=0)
+        split = promotion_trial.recorded_days(load_settings(config), store, now=time.time(), seed=0, tell=silent)
         policy = promotion_trial.site_scheduler(split).policy
         assert (None if policy is None else policy.name) == replayed
         history = store.history(begin, time.time())

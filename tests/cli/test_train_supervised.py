@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.cli import decisions_to_learn_from, promotion_trial
+from dl2d.cli import decisions_to_learn_from, promotion_trial, train_dl2_supervised, train_supervised
 from dl2d.cli.decisions_to_learn_from import recorded_slots
 from dl2d.cli.train_options import site_settings
 from dl2d.cli.train_supervised_report import comparison_lines, imitation_problem, not_better_than
@@ -24,6 +25,7 @@ from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobState
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Tell, silent
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
@@ -277,19 +279,10 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
 
 
 def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, progress = site_settings(site, None), list[tuple[str, int, int]]()
-
-    def told(what: str, done: int, total: int, note: str = "") -> None:
-        del note
-        progress.append((what, done, total))
-
-    every = recorded_slots(settings, 2000, None, 0, tell=told)
-    count = len(every.slots)
-    assert progress == [
-        ("recorded days are read", 0, 1), *(("recorded slots read", number, count) for number in range(count))
-    ]  # fmt: skip
+    settings = site_settings(site, None)
+    every = recorded_slots(settings, 2000, None, 0, tell=silent)
     monkeypatch.setattr(decisions_to_learn_from, "_MAX_JOBS", 10)
-    newest = recorded_slots(settings, 2000, None, 0, tell=told)
+    newest = recorded_slots(settings, 2000, None, 0, tell=silent)
     count = len(newest.slots)
     assert [each.snapshot for each in newest.slots] == [each.snapshot for each in every.slots[-count:]]
     jobs = [len(each.snapshot.jobs) for each in newest.slots]
@@ -301,8 +294,38 @@ def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: p
     assert newest.note == f"{every.note}; only the newest {count} slots with jobs were read: they list 10 jobs"
 
 
+@pytest.mark.parametrize("design", ["jumps", "original"])
+def test_progress_is_told_of_each_step(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, design: str
+) -> None:
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin)
+    config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"})
+    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    def told(_display: object, _what: str) -> Tell:
+        return lambda what, done, total, note="": steps[what].append((done, total))
+
+    module = train_supervised if design == "original" else train_dl2_supervised
+    for each in (train_supervised, module):
+        monkeypatch.setattr(each, "show_on_bar", told)
+    limits = ("--updates", "3") if design == "original" else ()
+    ran = dl2d(
+        "train", "supervised", "--design", design, "--min-jobs", "3", *limits, "-c", config, "-o", tmp_path / "out"
+    )
+    assert ran.status == 0, ran.err
+    assert [what for what in steps if what != "setting up"] == [
+        "recorded hours read", "recorded days looked at", "workloads made of recorded days", "recorded slots read",
+        "recorded slots gone through", "learning", "held-out slots compared", "jobs replayed",
+    ]  # fmt: skip
+    for what in ("recorded hours read", "recorded slots read"):
+        assert [done for done, _ in steps[what]] == list(range(steps[what][0][1])), what
+    made = steps["workloads made of recorded days"]
+    assert made == [(number, len(made)) for number in range(1, len(made) + 1)]
+
+
 def test_several_schedulers_are_told(site: Path) -> None:
-    recorded = recorded_slots(site_settings(site, None), 2000, None, 0, tell=lambda *_, **__: None)
+    recorded = recorded_slots(site_settings(site, None), 2000, None, 0, tell=silent)
     assert recorded.deciders == []
     by_site = [
         replace(each, decision=replace(each.decision, policy="observed")) if number < 2 else each

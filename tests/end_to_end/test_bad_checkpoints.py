@@ -30,6 +30,8 @@ from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 #: Random checkpoints of each design that CI tries; all of them; those that one nightly test tries; and one of how many
 #: has a job come.
 RANDOM_IN_CI, RANDOM, IN_ONE_TEST, A_JOB_COMES = 1, 500, 50, 4
+#: Epochs of a job that trains while all checkpoints of a nightly test are tried: 40 minutes and more.
+LONG = 600
 SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}
 GOOD = {"dl2-original": a_checkpoint(0, **SITE), "dl2": with_checkpoint().checkpoint}
 
@@ -110,14 +112,14 @@ def test_one_whose_decisions_fail_is_withdrawn_by_rule_and_the_version_before_de
 @pytest.mark.parametrize("first", range(0, RANDOM, IN_ONE_TEST))
 @pytest.mark.parametrize("design", GOOD)
 def test_no_random_one_harms_a_job(tmp_path: Path, design: str, first: int) -> None:
-    with a_site(tmp_path, design) as (cluster, running):
+    with a_site(tmp_path, design, epochs=LONG) as (cluster, running):
         for seed in range(first, first + IN_ONE_TEST):
             random_one(cluster, running, design, seed)
 
 
 @contextmanager
-def a_site(directory: Path, design: str, **policy: Any) -> Iterator[tuple[LocalCluster, JobKey]]:
-    """A daemon that a good version decides for, and a job that trains until the end."""
+def a_site(directory: Path, design: str, *, epochs: int = 60, **policy: Any) -> Iterator[tuple[LocalCluster, JobKey]]:
+    """A daemon that a good version decides for, and a job that trains until the end, at least about 5 s an epoch."""
     write_checkpoint(GOOD[design], directory / "good")
     cluster = LocalCluster(
         directory,
@@ -129,7 +131,7 @@ def a_site(directory: Path, design: str, **policy: Any) -> Iterator[tuple[LocalC
     gate = directory / "gate"
     gate.touch()
     with cluster:
-        running = cluster.train("running", gate=gate, max_workers=2, max_ps=1)
+        running = cluster.train("running", gate=gate, epochs=epochs, max_workers=2, max_ps=1)
         cluster.wait_until(lambda: cluster.confirmed(running) != NOTHING, "a job trains")
         yield cluster, running
         gate.unlink()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dl2d.core.jobs import NOTHING, Allocation, Job
+from dl2d.core.progress import Tell, silent
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in
 from dl2d.learning.dl2_paper.networks import (
     Net,
@@ -157,7 +159,7 @@ def imitate_recordings(
     slot_seconds: float,
     seed: int,
     min_jobs: int = MIN_JOBS,
-    on_update: OnUpdate | None = None,
+    tell: Tell = silent,
 ) -> Imitation:
     """Learn from slots that a daemon recorded, oldest first.
 
@@ -193,8 +195,12 @@ def imitate_recordings(
     )
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
-        mixed = [recordings[place] for place in rng.permutation(len(recordings)).tolist()]
-        return demonstrations_in(mixed, encoding, labels=settings.labels, kept=1.0, rng=rng, most=most)
+        def mixed() -> Iterator[Recording]:
+            for number, place in enumerate(rng.permutation(len(recordings)).tolist()):
+                tell("recorded slots gone through", number, len(recordings))
+                yield recordings[place]
+
+        return demonstrations_in(mixed(), encoding, labels=settings.labels, kept=1.0, rng=rng, most=most)
 
     with deterministic():
         rng = np.random.default_rng([seed, 2])
@@ -202,15 +208,21 @@ def imitate_recordings(
         stopping = steps(split.stopping, 4_000) if split.stopping else None
         network = policy_network(settings.network, encoding.layout, settings.hidden)
         begin(network, torch.Generator().manual_seed(seed), encoding)
-        losses = fit(network, shown, settings, rng, on_update, stopping)
+        losses = fit(
+            network, shown, settings, rng, lambda done, total, loss: tell("learning", done, total, f"loss {loss:.3f}"),
+            stopping,
+        )  # fmt: skip
         made = Checkpoint(
             policy="dl2-original", weights=weights_of(network, "policy"),
             settings=described(encoding, settings.network, sampled=False), training={},
         )  # fmt: skip
         ways = {
-            sampled: compare_sizes(sizes_of(Dl2PaperPolicy(made, sampled=sampled), seed), split.compared)
+            sampled: compare_sizes(
+                sizes_of(Dl2PaperPolicy(made, sampled=sampled), seed), split.compared,
+                partial(tell, "held-out slots compared"),
+            )
             for sampled in (False, True)
-        }
+        }  # fmt: skip
     sampled = ways[True].differing < ways[False].differing
     yardstick = simple_yardstick(split.compared, seed)
     record = {
