@@ -7,6 +7,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ import pytest
 from filled_store import cookbook, cpu_clock, fill, on_day
 from migrated import sqlite_store
 from sqlalchemy import Boolean, Connection, Float, Integer, inspect, text
+from tick.world import World
 
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.errors import RequestError
+from dl2d.core.jobs import NOTHING
 from dl2d.store import schema
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.read_only_query import ask
 from dl2d.store.row_mapping import Base
 from dl2d.store.views import views
+from dl2d.testing import make_nodes
 
 QUESTIONS = cookbook()
 #: What a comment of a number has at least one of.
@@ -67,6 +71,27 @@ def test_each_question_has_an_answer(filled: Connection, number: int, query: str
     rows = filled.execute(text(query)).all()
     assert rows, f"question {number} has no answer in a store where it should have one"
     assert all(any(value is not None for value in row) for row in rows)
+
+
+def test_who_waited_longest_has_a_reason_for_each_job(tmp_path: Path) -> None:
+    """A job that was given tasks at once, or on which nothing was decided, had none."""
+    query = next(query for number, _, query in QUESTIONS if number == 2)
+    url = sqlite_store(tmp_path / "dl2d.sqlite")
+    world = World(make_nodes(1), url=url)
+    world.now = time.time() - 3600.0
+    with closing(world):
+        given = world.ready(min_workers=2, max_workers=2)
+        pressed = world.ready(min_workers=2, max_workers=2)
+        world.settle()
+        assert world.has(given) != NOTHING
+        quiet = world.submit()
+        world.tick()
+    database = Database(Place.parse(url))
+    with database.reading("asking") as connection:
+        rows = connection.execute(text(query)).mappings().all()
+    database.close()
+    found = {row["job_id"]: row["binding_constraint"] for row in rows}
+    assert found == {given.id: "starting", pressed.id: "capacity", quiet.id: "undecided"}
 
 
 def test_only_gpu_hours_depend_on_what_a_site_calls_its_gpus() -> None:
