@@ -115,6 +115,7 @@ def learn(settings: Settings, store: SqlStore, policy: str, chosen: TwinSettings
     """
     ends_at = time.monotonic() + 60 * (settings.learning.minutes if chosen.minutes is None else chosen.minutes)
     parent = _current(settings, store.registry, policy)
+    policy_of(settings, parent)  # it has to be one that can decide
     split = recorded_days(
         settings, store, now=now, seed=chosen.seed, days=chosen.days, candidate=parent, tell=tell,
         expected_speeds=policy == DL2_PAPER,

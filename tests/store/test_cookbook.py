@@ -86,7 +86,7 @@ def test_who_waited_longest_has_a_reason_for_each_job(tmp_path: Path) -> None:
         assert world.has(given) != NOTHING
         quiet = world.submit()
         world.tick()
-    database = Database(Place.parse(url))
+    database = Database(StoreLocation.parse(url))
     with database.reading("asking") as connection:
         rows = connection.execute(text(query)).mappings().all()
     database.close()

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -122,7 +123,7 @@ def train(
     """
     on_step = on_step or (lambda _phase, _done, _total: None)
     with deterministic():
-        training = _Training(workloads, validation, settings, seed, on_validation, state)
+        training = _Training(workloads, validation, settings, seed, on_validation, state, start)
         inputs = [repr((list(workloads), list(validation))), "" if start is None else start.digest]
         training.inputs = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         # 1. A policy to begin with: of a state, a checkpoint or a teacher; or weights that were drawn.
@@ -229,6 +230,7 @@ class _Training:
         seed: int,
         on_validation: OnValidation | None,
         state: Path | None,
+        start: Checkpoint | None,
     ) -> None:
         if len(workloads) < settings.federation or not validation:
             raise WorkloadError(
@@ -242,17 +244,18 @@ class _Training:
         self.inputs = ""
         # Types and resources are numbered alike everywhere.
         everything = Library.of([*workloads, *validation])
-        as_everywhere = {"models": everything.models, "resources": everything.resources}
-        self._validation = Library.of(validation, **as_everywhere)
-        self.parts = [
-            Library.of(workloads[number :: settings.federation], **as_everywhere)
-            for number in range(settings.federation)
-        ]
+        # A start that sees the sizes that users ask for goes on to see them.
+        usual_sizes = () if start is None else _encoding_of(start).usual_sizes_of(everything.models)
+        compiled = partial(
+            Library.of, models=everything.models, resources=everything.resources, usual_sizes=usual_sizes
+        )
+        self._validation = compiled(validation)
+        self.parts = [compiled(workloads[number :: settings.federation]) for number in range(settings.federation)]
         #: How the network that learns sees a snapshot.
         self.encoding = ObservationEncoding(
             window=settings.window, models=everything.models, resources=everything.resources,
             first_bundles=settings.first_bundles, slot_seconds=float(self._validation.slot_seconds[0]),
-            extras=settings.extras,
+            extras=settings.extras, usual_sizes=usual_sizes,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
         layout, by_job = self.encoding.layout, settings.credit is not Credit.SLOT
@@ -270,7 +273,7 @@ class _Training:
 
     def adopted(self, start: Checkpoint) -> Checkpoint:
         """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
-        own = ObservationEncoding.of(start.settings)
+        own = _encoding_of(start)
         encoding = replace(
             self.encoding, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
             last_bundles=own.last_bundles,
@@ -407,6 +410,13 @@ class _Training:
             self._history = list(words["history"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
+
+
+def _encoding_of(start: Checkpoint) -> ObservationEncoding:
+    try:
+        return ObservationEncoding.of(start.settings)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"start: the checkpoint lacks what training needs: {error!r}") from None
 
 
 def continuing(settings: Settings, start: Checkpoint) -> Settings:

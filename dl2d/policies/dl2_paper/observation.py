@@ -7,14 +7,14 @@ The policy writes observations of one snapshot, the array simulator those of N c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 
 from dl2d.core.array_types import Floats, Floats32, Ints
-from dl2d.core.jobs import Allocation
+from dl2d.core.jobs import NOTHING, Allocation
 
 Observations = Floats32
 
@@ -130,6 +130,11 @@ class ObservationEncoding:
     def void(self) -> int:
         """The action that ends a batch: 3J."""
         return 3 * self.window
+
+    def usual_sizes_of(self, models: Sequence[str]) -> tuple[Allocation, ...]:
+        """Usual sizes of models, ``NOTHING`` of those it does not know; empty where jobs have no such features."""
+        known = dict(zip(self.models, self.usual_sizes, strict=bool(self.usual_sizes)))
+        return tuple(known.get(model, NOTHING) for model in models) if known else ()
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:

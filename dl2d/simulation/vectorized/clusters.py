@@ -98,6 +98,7 @@ class Clusters:
         self.model: Ints = np.zeros((count, jobs), dtype=np.int64)
         self.least: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         self.most: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.asked: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         #: What a worker, a PS and a bundle of both ask for, shape (N, J, 3, R); and the first two alone.
         self.asks: Ints = np.zeros((count, jobs, 3, resources), dtype=np.int64)
         self.demand: Ints = self.asks[:, :, :_BUNDLE]
@@ -185,6 +186,7 @@ class Clusters:
         self.model[which] = library.model[chosen]
         self.least[which] = library.least[chosen]
         self.most[which] = library.most[chosen]
+        self.asked[which] = library.asked[chosen]
         self.asks[which, :, :_BUNDLE] = library.demand[chosen]
         self.asks[which, :, _BUNDLE] = library.demand[chosen].sum(axis=2)
         _, rows, columns = library.speeds.shape

@@ -50,7 +50,11 @@ class Windows:
         count = clusters.count
         self._resources = len(clusters.library.resources)
         #: Shape of the observations.
-        self.layout = Layout(window=jobs, types=len(clusters.library.models), resources=self._resources, extras=extras)
+        library = clusters.library
+        self.layout = Layout(
+            window=jobs, types=len(library.models), resources=self._resources, extras=extras,
+            asked_sizes=bool(library.usual_sizes),
+        )  # fmt: skip
         self._all = np.arange(count)
         #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
         self.window: Ints = np.full((count, jobs), -1, dtype=np.int64)
@@ -220,7 +224,8 @@ class Windows:
         demand = clusters.asks.reshape(-1, 3, self._resources).take(at, axis=0)
         shares = dominant_share(sizes, demand, self._capacity[rows])
         places = rows[:, None], columns[:, None], self.layout.size_features
-        self._features[places] = size_features(self.layout, sizes, shares)
+        asked = clusters.asked.reshape(-1, 2).take(at, axis=0)
+        self._features[places] = size_features(self.layout, sizes, shares, asked)
 
 
 def _first_kind(lacks: Ints) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import WorkloadError
-from dl2d.core.jobs import Architecture
+from dl2d.core.jobs import NOTHING, Allocation, Architecture
 from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.speed_models import SpeedModel
 from dl2d.simulation.workload.format import Workload
@@ -30,6 +30,8 @@ class Library:
     #: Names of resources, sorted; of models, in the order of one-hot types.
     resources: tuple[str, ...]
     models: tuple[str, ...]
+    #: Usual size of each model; empty where policies do not see the sizes that users ask for.
+    usual_sizes: tuple[Allocation, ...]
     #: Ids of the jobs of each workload.
     ids: tuple[tuple[str, ...], ...]
     #: Samples/s, shape (speeds, most PSs + 1, most workers + 1); 0 beyond the bounds of those who use the speed.
@@ -50,6 +52,8 @@ class Library:
     #: Shape (K, J, 2): workers, PSs. Below ``least`` a job does not run; that is 1 or more, and 0 PSs for all-reduce.
     least: Ints
     most: Ints
+    #: What users ask for, else what is usual for the type, else the least; at most ``most``. Shape (K, J, 2).
+    asked: Ints
     #: Shape (K, J, 2, R): demand of one worker, of one PS.
     demand: Ints
 
@@ -61,8 +65,9 @@ class Library:
 
     @classmethod
     def of(
-        cls, workloads: Iterable[Workload], *, models: Sequence[str] | None = None, resources: Sequence[str] = ()
-    ) -> Self:
+        cls, workloads: Iterable[Workload], *, models: Sequence[str] | None = None, resources: Sequence[str] = (),
+        usual_sizes: Sequence[Allocation] = (),
+    ) -> Self:  # fmt: skip
         """Compile workloads; about 1 ms for 60 jobs, and the speeds' own time once for each speed.
 
         Parameters
@@ -74,6 +79,9 @@ class Library:
             than there are. By default the workloads' own, sorted.
         resources
             Names of resources to have beside the workloads' own; those without one have none of it.
+        usual_sizes
+            Of the types, in their order, where policies see the sizes that users ask for: those of jobs whose users ask
+            for none.
 
         Raises
         ------
@@ -97,6 +105,7 @@ class Library:
         made = cls(
             resources=tuple(names),
             models=order,
+            usual_sizes=tuple(usual_sizes),
             ids=tuple(tuple(job.id for job in workload.jobs) for workload in given),
             speeds=speeds,
             slot_seconds=np.array([workload.slot_seconds for workload in given], dtype=np.float64),
@@ -111,6 +120,7 @@ class Library:
             speed=np.zeros((count, jobs), dtype=np.int64),
             least=np.zeros((count, jobs, 2), dtype=np.int64),
             most=np.zeros((count, jobs, 2), dtype=np.int64),
+            asked=np.zeros((count, jobs, 2), dtype=np.int64),
             demand=np.zeros((count, jobs, 2, len(names)), dtype=np.int64),
         )
         for place, workload in enumerate(given):
@@ -128,6 +138,9 @@ class Library:
                 made.speed[at] = own[job.model]
                 made.least[at] = max(1, job.min_workers), max(1, job.min_ps) if has_ps else 0
                 made.most[at] = job.max_workers, job.max_ps if has_ps else 0
+                usual = usual_sizes[numbers[job.model]] if usual_sizes else NOTHING
+                sizes = (tuple(size) for size in (job.asked_size, usual) if size != NOTHING)
+                made.asked[at] = np.minimum(next(sizes, tuple(made.least[at])), made.most[at])
                 made.demand[at] = job.worker.in_order(names), job.ps.in_order(names)
         for entry in fields(made):
             value = getattr(made, entry.name)

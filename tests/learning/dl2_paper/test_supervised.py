@@ -25,7 +25,7 @@ from dl2d.learning.dl2_paper.supervised import (
     imitation_loss,
     usual_sizes,
 )
-from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.dl2_paper.trainer import continuing, train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
@@ -223,6 +223,35 @@ def test_what_was_learned_from_mixed_fixed_sizes_gives_each_job_the_size_that_it
     jobs = [a_job(place, **NO_PS, asked_size=Allocation(count, 0)) for place, count in enumerate(asked)]
     decided = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(jobs, cluster(4, cpu=8, gpu=4))).allocations()
     assert [decided[job.key].workers for job in jobs] == [4, 1, 2, usual.workers]
+
+
+def test_what_learns_on_sees_what_users_ask_for_as_its_start_does() -> None:
+    """In simulated clusters and in the slots of live versions; once it saw nothing of it."""
+    start = imitate_recordings(
+        of_mixed_sizes(20), replace(QUICK, supervised_updates=5), slot_seconds=60.0, seed=0, min_jobs=1
+    ).checkpoint
+    assert start.settings["usual_sizes"]
+    model = start.settings["models"][0]
+
+    def of_the_site(workload: Workload) -> Workload:
+        speed = next(iter(workload.speeds.values()))
+        jobs = tuple(replace(job, model=model, asked_size=Allocation(2, 0)) for job in workload.jobs)
+        return replace(workload, speeds={model: speed}, jobs=jobs)
+
+    workloads = [of_the_site(a_workload(seed, jobs=4)) for seed in range(2)]
+    seen: list[ObservationEncoding] = []
+
+    def recorded(encoding: ObservationEncoding) -> None:
+        seen.append(encoding)
+
+    settings = continuing(replace(SMALL, iterations=1, extras=True), start)
+    reached = train(workloads, workloads, settings, seed=0, start=start, recorded=recorded)
+    assert reached.settings["usual_sizes"] == start.settings["usual_sizes"]
+    assert [encoding.usual_sizes for encoding in seen] == [ObservationEncoding.of(start.settings).usual_sizes]
+    Dl2PaperPolicy(reached)
+    broken = replace(start, settings={**start.settings, "usual_sizes": [[1, 0]] * 5})
+    with pytest.raises(CheckpointError, match=r"lacks what training needs: .*usual_sizes: 1 sizes are needed"):
+        train(workloads, workloads, settings, seed=0, start=broken)
 
 
 def test_the_network_sees_what_users_ask_for_only_where_fixed_sizes_differ() -> None:

@@ -43,7 +43,8 @@ def a_checkpoint(seed: int = 0, *, network: str = "dense", scale: float = 1.0, *
         "first_bundles": True, "sampled": False, "slot_seconds": 1200.0, "extras": False,
     } | changes  # fmt: skip
     rng = np.random.default_rng(seed)
-    jobs, width, free = given_["window"], len(given_["models"]) + 5 + 4 * given_["extras"], len(given_["resources"])
+    jobs, free = given_["window"], len(given_["resources"])
+    width = len(given_["models"]) + 5 + 4 * given_["extras"] + 2 * bool(given_.get("usual_sizes"))
     if network == "dense":
         shapes = {"0": (jobs * width + free, 16), "1": (16, 16), "2": (16, 3 * jobs + 1)}
     else:
@@ -80,6 +81,21 @@ def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, netw
     assert times == pytest.approx([job.jct for job in replayed.jobs], rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_it_sees_the_sizes_that_users_ask_for_as_it_was_trained_on_them(seed: int) -> None:
+    """Some ask for none, of models with a usual size or without one, and some for more than a job may have."""
+    rng, drawn_ = np.random.default_rng(seed), drawn(seed, jobs=14, most_least=1)
+    asked = [NOTHING if rng.random() < 0.4 else Allocation(*rng.integers(0, 9, size=2).tolist()) for _ in drawn_.jobs]
+    jobs = tuple(replace(job, asked_size=size) for job, size in zip(drawn_.jobs, asked, strict=True))
+    usual = tuple(Allocation(*size) for size in ((2, 1), NOTHING, (3, 3), (1, 0), (4, 0)))
+    workload = replace(drawn_, jobs=jobs)
+    policy = Dl2PaperPolicy(a_checkpoint(seed, network="shared", extras=True, usual_sizes=[list(size) for size in usual]))
+    watched = policy.network = Watched(policy.network)
+    replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
+    shown, _ = played(workload, watched.network, first_bundles=True, extras=True, usual_sizes=usual)
+    assert shown == watched.shown
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
     """In the first: what the daemon then places may be less, for it lays the tasks of a job in an order of its own."""
@@ -93,10 +109,11 @@ def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
 
 
 def played(
-    workload: Workload, network: Network, *, first_bundles: bool, extras: bool = False, slots: int = 1000
-) -> tuple[list[bytes], list[float]]:
+    workload: Workload, network: Network, *, first_bundles: bool, extras: bool = False, slots: int = 1000,
+    usual_sizes: tuple[Allocation, ...] = (),
+) -> tuple[list[bytes], list[float]]:  # fmt: skip
     """What is seen in ``Windows``, and when the jobs end."""
-    clusters = Clusters(Library.of([workload], models=MODELS), 1)
+    clusters = Clusters(Library.of([workload], models=MODELS, usual_sizes=usual_sizes), 1)
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
     windows = Windows(clusters, 4, first_bundles=first_bundles, extras=extras)
     windows.begin(np.array([0]))
