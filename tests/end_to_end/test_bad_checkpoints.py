@@ -30,8 +30,8 @@ from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 #: Random checkpoints of each design that CI tries; all of them; those that one nightly test tries; and one of how many
 #: has a job come.
 RANDOM_IN_CI, RANDOM, IN_ONE_TEST, A_JOB_COMES = 1, 500, 50, 4
-#: Epochs of a job that trains while all checkpoints of a nightly test are tried: 40 minutes and more.
-LONG = 600
+#: Epochs of a job that trains while all checkpoints of a nightly test are tried: a quarter of an hour and more.
+LONG = 200
 SITE = {"models": ["other"], "resources": ["cpu"], "network": "shared", "slot_seconds": 2.0}
 GOOD = {"dl2-original": a_checkpoint(0, **SITE), "dl2": with_checkpoint().checkpoint}
 
