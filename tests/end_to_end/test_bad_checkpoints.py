@@ -150,7 +150,8 @@ def random_one(cluster: LocalCluster, running: JobKey, design: str, seed: int) -
     )  # fmt: skip
     if not is_damaged:
         try:
-            (Dl2 if design == "dl2" else Dl2PaperPolicy)(checkpoint)
+            # As the daemon makes it, which does not need the checkpoint's length of an interval.
+            (Dl2 if design == "dl2" else Dl2PaperPolicy)(checkpoint, slot_seconds=2.0)
         except Dl2dError:
             assert sentences, seed
 

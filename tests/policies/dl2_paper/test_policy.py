@@ -89,7 +89,9 @@ def test_it_sees_the_sizes_that_users_ask_for_as_it_was_trained_on_them(seed: in
     jobs = tuple(replace(job, asked_size=size) for job, size in zip(drawn_.jobs, asked, strict=True))
     usual = tuple(Allocation(*size) for size in ((2, 1), NOTHING, (3, 3), (1, 0), (4, 0)))
     workload = replace(drawn_, jobs=jobs)
-    policy = Dl2PaperPolicy(a_checkpoint(seed, network="shared", extras=True, usual_sizes=[list(size) for size in usual]))
+    policy = Dl2PaperPolicy(
+        a_checkpoint(seed, network="shared", extras=True, usual_sizes=[list(size) for size in usual])
+    )
     watched = policy.network = Watched(policy.network)
     replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
     shown, _ = played(workload, watched.network, first_bundles=True, extras=True, usual_sizes=usual)
