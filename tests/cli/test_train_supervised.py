@@ -120,7 +120,9 @@ def test_the_configuration_is_that_of_the_environment_where_none_is_given(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
-def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp_path: Path) -> None:
+def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = write_config(tmp_path, mode="observe", placement="load_balance")
     with closing(observe(store_url(tmp_path), hours=16)) as world:
         assert world.manager.submitted == world.manager.stopped == []
@@ -138,18 +140,18 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     assert ran.status == 0, ran.err
     said = ran.json["supervised"]
     assert said["policies"] == ["observed"]
-    # Jobs that run keep what users asked for, by type; most of those that wait are given nothing.
-    assert said["held_out"]["same"] > 0.9
-    assert said["held_out"]["differing"] < 0.15
-    # No size is told beforehand to the network: 1 to 16 workers would do.
+    # Jobs that run keep what users asked for; most of those that wait are given nothing.
+    assert said["held_out"]["same"] > 0.95
+    assert said["held_out"]["differing"] < 0.1
     assert said["held_out"]["started"] >= 5
-    assert said["held_out"]["started_same"] > 0.2
+    assert said["held_out"]["started_same"] > 0.5
     assert ran.json["replayed"] == {"jobs": 30, "ended": 30}
-    # After one update it is worse than what learns nothing.
+    problem = "differs from the recorded scheduler in 20.0% of tasks, more than every job at its size as before (5.0%)"
+    monkeypatch.setattr(train_supervised, "imitation_problem", lambda *_: problem)
     hardly = ("train", "supervised", "-c", config, "-o", tmp_path / "hardly", "--updates", "1")
     ran = dl2d(*hardly)
     assert ran.status == 1
-    assert "more than every job at its size as before (5" in ran.err
+    assert f"{problem}; nothing was written" in ran.err
     assert "nothing was written; record longer, or add --force --reason TEXT" in ran.err
     assert not (tmp_path / "hardly").exists()
     ran = dl2d(*hardly, "--force", "--reason", "to see it")
@@ -157,8 +159,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(dl2d: Dl2d, tmp
     assert "it decides with up to " in ran.out
     assert "written by force (to see it) although it differs from the recorded scheduler in " in ran.out
     forced = read_checkpoint(tmp_path / "hardly" / "checkpoint", policy="dl2-original").training["forced"]
-    assert forced["reason"] == "to see it"
-    assert forced["problem"].startswith("differs from the recorded scheduler in ")
+    assert forced == {"problem": problem, "reason": "to see it"}
     assert dl2d(*hardly, "--force").status == 2
     ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json")
     assert ran.status == 0, ran.err

@@ -182,7 +182,7 @@ def steps_of(
         blocked: set[int] = set()
         turns = rng.permutation(len(batch.jobs)) if labels is Labels.SIZES else ()
         while True:
-            wanted = _towards(batch.jobs, sizes, allocations, void)
+            wanted = _towards(batch.jobs, sizes, sizing, void)
             wanted[list(blocked)] = False
             if labels is Labels.STEPS:
                 while queue and not wanted[queue[-1]]:
@@ -215,15 +215,15 @@ def steps_of(
                 blocked.add(action)
 
 
-def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], has: dict[JobKey, Allocation], void: int) -> Bools:
+def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], sizing: Sizing, void: int) -> Bools:
     """Actions that lead to the sizes and not beyond, shape (3J + 1,); void is none of them.
 
-    Any of the three gives a job that is below its minimum size what it lacks of that.
+    Any of the three gives a job that is below its first size what it lacks of that.
     """
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
-        wanted, now, least = sizes.get(job.key, NOTHING), has[job.key], job.request.min_size
-        if not now.covers(least):
+        wanted, now = sizes.get(job.key, NOTHING), sizing.filling.allocations[job.key]
+        if not now.covers(sizing.first_size(job)):
             steps[3 * place : 3 * place + 3] = wanted != NOTHING
             continue
         workers, ps = wanted.workers > now.workers, wanted.ps > now.ps

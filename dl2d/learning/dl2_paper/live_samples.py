@@ -46,7 +46,7 @@ def live_samples(slots: Sequence[LiveSlot], encoding: ObservationEncoding, rng: 
 
     A slot counts if the next one begins at least a quarter of a slot and less than a day later, and a job's reward if
     the job is in both.
-    Slots of versions that were shown a snapshot in other batches than ``encoding`` are left out.
+    Slots of versions that were shown a snapshot in other batches than ``encoding``, or took other steps, are left out.
 
     Parameters
     ----------
@@ -61,7 +61,9 @@ def live_samples(slots: Sequence[LiveSlot], encoding: ObservationEncoding, rng: 
         snapshot = slot.recording.snapshot
         seconds = after.recording.snapshot.at - snapshot.at
         own = slot.version.encoding
-        alike = (own.window, own.first_bundles) == (encoding.window, encoding.first_bundles)
+        alike = (own.window, own.first_bundles, own.fixed_sizes) == (
+            encoding.window, encoding.first_bundles, encoding.fixed_sizes
+        )  # fmt: skip
         # Where a day lies between, it was left out: what jobs did on it is not to be learned.
         if not alike or not _MIN_SLOT_FRACTION * encoding.slot_seconds <= seconds < DAY_SECONDS:
             continue

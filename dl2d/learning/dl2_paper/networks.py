@@ -249,6 +249,7 @@ def described(encoding: ObservationEncoding, network: NetworkKind, *, sampled: b
         "last_bundles": encoding.last_bundles,
         "extras": encoding.extras,
         "usual_sizes": [list(size) for size in encoding.usual_sizes],
+        "fixed_sizes": encoding.fixed_sizes,
         "sampled": sampled,
         "slot_seconds": encoding.slot_seconds,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.progress import Tell, silent
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in
@@ -181,7 +183,8 @@ def imitate_recordings(
     jobs = [job for each in given for job in each.snapshot.jobs]
     amounts = [node.capacity for each in given for node in each.snapshot.nodes]
     amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
-    first_bundles = settings.first_bundles and not grows_jobs_while_others_wait(given)
+    fixed_sizes = gives_fixed_sizes(given)
+    first_bundles = settings.first_bundles and not fixed_sizes and not grows_jobs_while_others_wait(given)
     models = tuple(sorted({job.request.model for job in jobs}))
     encoding = ObservationEncoding(
         window=settings.window,
@@ -191,7 +194,8 @@ def imitate_recordings(
         last_bundles=not first_bundles,
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
-        usual_sizes=usual_sizes(jobs, models),
+        usual_sizes=usual_sizes(jobs, models, always=fixed_sizes),
+        fixed_sizes=fixed_sizes,
     )
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
@@ -205,7 +209,9 @@ def imitate_recordings(
     with deterministic():
         rng = np.random.default_rng([seed, 2])
         shown = steps(split.training, 40_000)
-        stopping = steps(split.stopping, 4_000) if split.stopping else None
+        stopping = None
+        with contextlib.suppress(TooFewSamples):  # no job waited in these slots
+            stopping = steps(split.stopping, 4_000)
         network = policy_network(settings.network, encoding.layout, settings.hidden)
         begin(network, torch.Generator().manual_seed(seed), encoding)
         losses = fit(
@@ -256,6 +262,18 @@ def grows_jobs_while_others_wait(recordings: Sequence[Recording]) -> bool:
     return 2 * passed_over > waiting
 
 
+def gives_fixed_sizes(recordings: Sequence[Recording]) -> bool:
+    """Whether each job that got anything is static and had the size that its user asks for."""
+    is_fixed = [
+        job.static and size == job.request.asked_size
+        for each in recordings
+        for sizes in [each.decision.allocations()]
+        for job in each.snapshot.jobs
+        if (size := sizes.get(job.key, NOTHING)) != NOTHING
+    ]
+    return bool(is_fixed) and all(is_fixed)
+
+
 def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
     """Slots in which static jobs ask for the size that they got: earlier versions of dl2d recorded none in requests."""
     got = {key: size for each in recordings for key, size in each.decision.allocations().items() if size != NOTHING}
@@ -272,14 +290,14 @@ def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
     ]
 
 
-def usual_sizes(jobs: Iterable[Job], models: Sequence[str]) -> tuple[Allocation, ...]:
+def usual_sizes(jobs: Iterable[Job], models: Sequence[str], *, always: bool = False) -> tuple[Allocation, ...]:
     """Most frequent size of the static jobs of each model type, ``NOTHING`` where there are none.
 
-    Empty where the jobs of each type have all the same size: then the type tells what users ask for.
+    Empty where the jobs of each type have all the same size, unless ``always``: then the type tells what users ask for.
     """
     asked = {job.key: (job.request.model, job.request.asked_size) for job in jobs if job.static}
     counted = Counter(each for each in asked.values() if each[1] != NOTHING)
-    if len(counted) == len({model for model, _ in counted}):
+    if not always and len(counted) == len({model for model, _ in counted}):
         return ()
     usual = {model: size for (model, size), _ in reversed(counted.most_common())}
     return tuple(usual.get(model, NOTHING) for model in models)

@@ -276,7 +276,7 @@ class _Training:
         own = _encoding_of(start)
         encoding = replace(
             self.encoding, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
-            last_bundles=own.last_bundles,
+            last_bundles=own.last_bundles, fixed_sizes=own.fixed_sizes,
         )  # fmt: skip
         network = policy_network(self._settings.network, encoding.layout, self._settings.hidden)
         adopt(network, start, encoding)

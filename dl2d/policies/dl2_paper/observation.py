@@ -107,6 +107,8 @@ class ObservationEncoding:
     #: Usual size of each model type, where jobs have the features of the size that their users ask for; of a job whose
     #: user asks for none it is that of its type. Empty where they do not have these features.
     usual_sizes: tuple[Allocation, ...] = ()
+    #: A step gives a job all that it lacks of the size that its user asks for, and one that runs at this size keeps it.
+    fixed_sizes: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -149,6 +151,8 @@ class ObservationEncoding:
         usual_sizes = tuple(Allocation(int(workers), int(ps)) for workers, ps in settings.get("usual_sizes", ()))
         if usual_sizes and (len(usual_sizes) != len(models) or min(map(min, usual_sizes)) < 0):
             raise ValueError(f"usual_sizes: {len(models)} sizes are needed, not {usual_sizes}")
+        if settings.get("fixed_sizes") and not usual_sizes:
+            raise ValueError("fixed_sizes: usual_sizes are needed")
         return cls(
             window=int(settings["window"]),
             models=models,
@@ -158,6 +162,7 @@ class ObservationEncoding:
             slot_seconds=float(settings["slot_seconds"]),
             extras=bool(settings.get("extras", False)),
             usual_sizes=usual_sizes,
+            fixed_sizes=bool(settings.get("fixed_sizes", False)),
         )
 
 

@@ -39,7 +39,7 @@ class Dl2PaperPolicy:
     checkpoint
         Of policy ``dl2-original``. Settings: ``network`` (dense, shared), ``window`` (J), ``models`` and ``resources``
         (names in the order of the inputs), ``first_bundles``, ``last_bundles``, ``extras``, ``usual_sizes``,
-        ``sampled``, ``slot_seconds``.
+        ``fixed_sizes``, ``sampled``, ``slot_seconds``.
     sampled
         Whether actions are drawn from the policy's distribution instead of taking the best; by default as the
         checkpoint says, which knows what did better in validation.
@@ -124,6 +124,10 @@ class Dl2PaperPolicy:
                 text = "the learned policy gives it nothing although there is room"
             elif most:
                 text = f"has its maximum of {has}"
+            elif self.encoding.fixed_sizes and has == sizing.asked_size(job):
+                text = f"has the {has} that its user asks for"
+            elif job.key in last_bundles and has != job.request.min_size:
+                text = f"has {has} of the {sizing.asked_size(job)} that its user asks for, for which there is no room"
             elif job.key in last_bundles:
                 text = f"has its minimum size of {has} since there was room left; the learned policy gave it nothing"
             elif has == sizing.most(job):

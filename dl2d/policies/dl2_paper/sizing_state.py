@@ -4,8 +4,10 @@ Observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_siz
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
-lacks of that, as a whole: below it, no job can run. A learned policy takes the steps that its network says; a lesson,
-those that led to a decision that was recorded.
+lacks of that, as a whole: below it, no job can run. Where the encoding has fixed sizes, each gives a job what it lacks
+of the size that its user asks for, if there is room for that when no other job has any tasks; a job that runs at this
+size keeps it, and none gets more. A learned policy takes the steps that its network says; a lesson, those that led to a
+decision that was recorded.
 """
 
 from __future__ import annotations
@@ -53,14 +55,19 @@ class Sizing:
     def __init__(
         self, snapshot: Snapshot, packing: Packing, encoding: ObservationEncoding, *, exploration: float = 0.0
     ) -> None:
-        self.filling = GreedyAllocation(snapshot, packing)
         self.encoding = encoding
         self._snapshot = snapshot
         self._packing = packing
+        self._types = {model: place for place, model in enumerate(encoding.models)}
+        self._least = {job.key: job.request.min_size for job in snapshot.jobs}
+        #: What a job's first step leads to. To be found out before any job has tasks.
+        self._first = self._least
+        if encoding.fixed_sizes:
+            self._first = {job.key: self._fixed_size(job) for job in snapshot.jobs}
+        self.filling = GreedyAllocation(snapshot, packing)
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
         self._drawn = {key: size for key, size in drawn if size is not None}
         self._floors = dict(snapshot.floors)
-        self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: Why a job's last step had no room.
         self.reasons: dict[JobKey, Reason] = {}
         #: The job without room that kept another from its minimum size.
@@ -73,9 +80,13 @@ class Sizing:
         self.closed: set[int] = set()
         #: Why there is no room for the minimum size of jobs that have none, by kind.
         self._starts: dict[int, Reason | None] = {}
-        self._types = {model: place for place, model in enumerate(encoding.models)}
         if encoding.first_bundles:
             self._give_bundles()
+        if encoding.fixed_sizes:
+            for job in snapshot.jobs:
+                first = self._first[job.key]
+                if self.floor(job) != NOTHING and self.filling.held[job.key].covers(first):
+                    self._add(job, first.beyond(self.filling.allocations[job.key]))
         for job in snapshot.jobs:
             if job.key in self._drawn:
                 self._add(job, self._drawn[job.key].beyond(self.filling.allocations[job.key]))
@@ -92,7 +103,10 @@ class Sizing:
 
     def most(self, job: Job) -> Allocation:
         """What the job may get at most."""
-        return self._drawn.get(job.key, job.request.max_size)
+        if job.key in self._drawn:
+            return self._drawn[job.key]
+        asked = self.asked_size(job) if self.encoding.fixed_sizes else NOTHING
+        return asked if asked.covers(self._least[job.key]) else job.request.max_size
 
     def type_of(self, job: Job) -> int:
         """Place of its one-hot; -1 for a type that the network does not know."""
@@ -105,14 +119,23 @@ class Sizing:
         sizes = (size for size in (asked, usual) if size != NOTHING)
         return next(sizes, self._least[job.key]).common(job.request.max_size)
 
+    def first_size(self, job: Job) -> Allocation:
+        """What a job's first step leads to: its minimum size, or the one that its user asks for."""
+        return self._first[job.key]
+
+    def _fixed_size(self, job: Job) -> Allocation:
+        """The size that a job's user asks for; its minimum where there is no room for that even without other jobs."""
+        asked, least = self.asked_size(job), self._least[job.key]
+        return asked if asked.covers(least) and self._packing.fits(job, asked) else least
+
     def free(self) -> Floats:
         """Free share of each resource, shape (R,)."""
         return 1.0 - self._used / self.capacity
 
     def steps(self, job: Job) -> Sequence[Allocation]:
-        """What each of a job's three actions gives it now: what it lacks of its minimum size, or else ``STEPS``."""
-        has, least = self.filling.allocations[job.key], self._least[job.key]
-        return STEPS if has.covers(least) else (least.beyond(has),) * len(STEPS)
+        """What each of a job's three actions gives it now: what it lacks of its first size, or else ``STEPS``."""
+        has, first = self.filling.allocations[job.key], self._first[job.key]
+        return STEPS if has.covers(first) else (first.beyond(has),) * len(STEPS)
 
     def kinds(self, job: Job) -> list[int]:
         """Kinds of a job's three steps: steps of one kind have room alike.
@@ -120,10 +143,12 @@ class Sizing:
         They are of one kind where both tasks ask for the same, as many are added, and the jobs have the same limits and
         may use the same nodes; but a job whose own tasks run, and may be taken up again, has kinds of its own.
         """
+        return [self._kind(job, step) for step in self.steps(job)]
+
+    def _kind(self, job: Job, step: Allocation) -> int:
         own = job.key if self.filling.held.get(job.key, NOTHING) != NOTHING else None
-        room = self.filling.room_key(job)
-        asked = [(job.request.worker, job.request.ps, step, own, room) for step in self.steps(job)]
-        return [self._kinds.setdefault(kind, len(self._kinds)) for kind in asked]
+        kind = (job.request.worker, job.request.ps, step, own, self.filling.room_key(job))
+        return self._kinds.setdefault(kind, len(self._kinds))
 
     def look(self, jobs: Sequence[Job]) -> None:
         """Find out which steps of these jobs have no room, so that ``closed`` has them."""
@@ -138,10 +163,12 @@ class Sizing:
 
     def add(self, job: Job, number: int) -> bool:
         """Give a job a step; returns whether there was room."""
-        step = self.steps(job)[number]
+        return self._try(job, self.steps(job)[number])
+
+    def _try(self, job: Job, step: Allocation) -> bool:
         blocked = self._add(job, step)
         if blocked is not None:
-            self.closed.add(self.kinds(job)[number])
+            self.closed.add(self._kind(job, step))
             self.reasons[job.key] = blocked.reason(f"next step of {step}: {blocked}")
         return blocked is None
 
@@ -185,6 +212,8 @@ class Sizing:
             return frozenset()
         before = dict(self.filling.allocations)
         self._give_bundles()
+        if self.encoding.fixed_sizes:
+            self._give_rest()
         return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
 
     def _give_bundles(self) -> None:
@@ -196,14 +225,23 @@ class Sizing:
         #: The first job without room of those that may use the same nodes.
         first_waiting: dict[frozenset[str] | None, Job] = {}
         for job in self._snapshot.jobs:
-            if job.static or self.steps(job) is STEPS:
+            lacks = self._least[job.key].beyond(self.filling.allocations[job.key])
+            if job.static or lacks == NOTHING:
                 continue
             may_use = self.filling.may_use.get(job.key)
             ahead = first_waiting.get(None) or first_waiting.get(may_use)
             if ahead is not None:
                 self.waits_behind[job.key] = ahead
-            elif not self.add(job, _BUNDLE) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
+            elif not self._try(job, lacks) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
                 first_waiting[may_use] = job
+
+    def _give_rest(self) -> None:
+        """Give jobs that have less than their first size as much of it as there is room for, in submit order."""
+        for job in self._snapshot.jobs:
+            while not job.static and (has := self.filling.allocations[job.key]) != NOTHING:
+                step = self.filling.next_bundle(job)
+                if step is None or not self._first[job.key].covers(has.plus(step)) or self._add(job, step) is not None:
+                    break
 
 
 class Batch:

@@ -28,6 +28,7 @@ from dl2d.learning.dl2_paper.supervised import (
 from dl2d.learning.dl2_paper.trainer import continuing, train
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES
 from dl2d.policies.dl2_paper.observation import Layout, ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
@@ -254,12 +255,19 @@ def test_what_learns_on_sees_what_users_ask_for_as_its_start_does() -> None:
         train(workloads, workloads, settings, seed=0, start=broken)
 
 
-def test_the_network_sees_what_users_ask_for_only_where_fixed_sizes_differ() -> None:
-    made = imitate_recordings(
-        observed(20), replace(QUICK, supervised_updates=1), slot_seconds=60.0, seed=0, min_jobs=1
-    ).checkpoint
-    assert made.settings["usual_sizes"] == []
-    old = {name: value for name, value in made.settings.items() if name != "usual_sizes"}
+def test_the_network_sees_what_users_ask_for_only_of_a_scheduler_that_gives_it() -> None:
+    def imitated(recordings: list[Recording]) -> Checkpoint:
+        settings = replace(QUICK, supervised_updates=1)
+        return imitate_recordings(recordings, settings, slot_seconds=60.0, seed=0, min_jobs=1).checkpoint
+
+    of_fixed_sizes = imitated(observed(20))
+    assert (of_fixed_sizes.settings["usual_sizes"], of_fixed_sizes.settings["fixed_sizes"]) == ([[4, 0]], True)
+    with pytest.raises(CheckpointError, match="fixed_sizes: usual_sizes are needed"):
+        Dl2PaperPolicy(replace(of_fixed_sizes, settings={**of_fixed_sizes.settings, "usual_sizes": []}))
+    made = imitated(slots(20))
+    assert (made.settings["usual_sizes"], made.settings["fixed_sizes"]) == ([], False)
+    new = ("usual_sizes", "fixed_sizes")
+    old = {name: value for name, value in made.settings.items() if name not in new}
     Dl2PaperPolicy(replace(made, settings=old))
     for sizes in ([[1, 0]] * 5, [[-1, 0]], [[1]], [3]):
         with pytest.raises(CheckpointError, match="weights and settings do not belong together"):

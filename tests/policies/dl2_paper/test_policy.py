@@ -179,6 +179,32 @@ def test_void_is_kept_to_and_reasons_are_given() -> None:
     assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
 
 
+def test_with_fixed_sizes_a_job_gets_what_its_user_asks_for_or_waits_for_room() -> None:
+    """It once grew task by task from its minimum size, and so took the room of jobs that would have started whole."""
+    settings = {"resources": ["cpu", "gpu"], "models": ["other"], "first_bundles": False, "last_bundles": True,
+                "network": "shared", "usual_sizes": [[3, 0]], "fixed_sizes": True}  # fmt: skip
+    checkpoint = a_checkpoint(scale=0.0, **settings)
+    weights = {**checkpoint.weights, "policy.job.bias": np.array([1, 0, 0], dtype=np.float32)}
+    eager, lazy = Dl2PaperPolicy(replace(checkpoint, weights=weights)), Dl2PaperPolicy(checkpoint)
+    plain = {**NO_PS, "model": "other", "max_workers": 16, "worker": Resources.of(cpu=1, gpu=1)}
+    asked = (4, 0, 6, 40)  # the second has the usual size; the last asks for more than there is
+    jobs = [a_job(number, **plain, asked_size=Allocation(count, 0)) for number, count in enumerate(asked)]
+    nodes = cluster(1, cpu=16, gpu=10)
+
+    def sizes(policy: Dl2PaperPolicy, count: int, held: dict[int, Allocation]) -> list[int]:
+        decision = ask(policy, a_snapshot(jobs[:count], nodes, held=held))
+        return [entry.allocation.workers for entry in decision.jobs]
+
+    assert sizes(eager, 2, {}) == [4, 3]
+    # The third has no room for six beside the others: it has what is left of ten, and grows when they have ended.
+    assert sizes(eager, 3, {0: Allocation(4, 0), 1: Allocation(3, 0)}) == [4, 3, 3]
+    assert ask(eager, a_snapshot(jobs[2:3], nodes)).jobs[0].reason.text == "has the 6w+0ps that its user asks for"
+    # What runs at its size keeps it, whatever the network says; what runs below it has no right to more.
+    assert sizes(lazy, 2, {0: Allocation(4, 0), 1: Allocation(1, 0)}) == [4, 3]
+    assert sizes(lazy, 3, {2: Allocation(6, 0)})[2] == 6
+    assert sizes(eager, 4, {})[3] > 0
+
+
 def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimum_size_where_there_is_room() -> None:
     """In submit order, until one has no room."""
     jobs = [a_job(1), a_job(2, **NO_PS | {"min_workers": 2}), a_job(3)]
