@@ -131,7 +131,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         if later.at > earlier.at
     ]
     return RecordedSlots(
-        slots=[Recording(slot.snapshot, slot.decision.of_jobs(slot.snapshot.jobs), placement) for slot in found],
+        slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
         slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
         limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,
     )  # fmt: skip

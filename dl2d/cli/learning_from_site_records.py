@@ -224,9 +224,7 @@ def _live_slots(
             except Dl2dError:  # a version whose folder is gone cannot say how likely its actions were
                 versions[text] = None
         version, slot = versions[text], store.slot(summary.number)
-        if version is None or slot is None:
-            continue
-        if slot.proposed.allocations() != slot.decision.of_jobs(slot.snapshot.jobs).allocations():
+        if version is None or slot is None or slot.proposed.allocations() != slot.decision.allocations():
             continue
         found.append(LiveSlot(Recording(slot.snapshot, slot.proposed, placement), version))
     return found

@@ -200,7 +200,8 @@ class SharedLimit:
 class Snapshot:
     """All that a policy may look at: the cluster and the jobs at one moment.
 
-    ``jobs`` are those that can be given tasks now, in submit order, then by id. ``tasks`` are all that have not ended.
+    ``jobs`` are those that can be given tasks now, in submit order, then by id. ``tasks`` are all that have not ended,
+    without those that wait in the resource manager's queue for any node.
     """
 
     #: Seconds since 1970, or virtual time.
@@ -227,11 +228,9 @@ class Snapshot:
     node_sets: tuple[NodeSet, ...] = ()
     #: Limits on what jobs hold together.
     limits: tuple[SharedLimit, ...] = ()
-    #: Jobs whose coordinators are silent: their tasks neither leave nor move.
+    #: Jobs whose coordinators are silent, or whose first tasks the resource manager starts from its queue: their tasks
+    #: neither leave nor move.
     silent: tuple[JobKey, ...] = ()
-    #: Jobs, not among ``jobs``, of which tasks wait in the resource manager's queue for any node (``Task.node`` is
-    #: empty): no policy decides on them, and their tasks neither leave nor move.
-    queued: tuple[Job, ...] = ()
 
     @property
     def capacity(self) -> Resources:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
 
@@ -112,7 +111,7 @@ class JobDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A policy's answer to a snapshot. ``jobs`` are in the snapshot's order; queued ones come after these."""
+    """A policy's answer to a snapshot. ``jobs`` are in the snapshot's order."""
 
     policy: str
     policy_version: str
@@ -140,11 +139,6 @@ class Decision:
     def _first_reason(self, constraint: Constraint) -> str:
         guarded = (reason for entry in self.jobs[:1] for reason in entry.guarded)
         return next((reason.text for reason in guarded if reason.constraint is constraint), "")
-
-    def of_jobs(self, jobs: Iterable[Job]) -> Decision:
-        """The decision on these jobs alone: without the queued ones, on which the policy did not decide."""
-        keys = {job.key for job in jobs}
-        return replace(self, jobs=tuple(entry for entry in self.jobs if entry.job in keys))
 
     def allocations(self) -> dict[JobKey, Allocation]:
         """Allocation by job."""

@@ -147,7 +147,7 @@ def node_sets(
         for key, nodes in avoided_nodes.items()
     }
     failing = _failing_nodes(known)
-    empty = _EmptyNodes(listing.nodes, placement)
+    empty = EmptyNodes(listing.nodes, placement)
     #: The nodes that are left, by what may be used and is avoided.
     left: dict[tuple[EligibleNodes, frozenset[str]], frozenset[str]] = {}
     #: Jobs by what they may use, and which of these nodes they avoid; most jobs of a partition share one record.
@@ -175,7 +175,7 @@ def node_sets(
     return tuple(sets)
 
 
-class _EmptyNodes:
+class EmptyNodes:
     """The nodes that accept tasks, as if nothing ran on them."""
 
     def __init__(self, nodes: Iterable[Node], placement: Placement) -> None:

@@ -19,7 +19,7 @@ from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJ
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.count_failed_starts import NO_FAILURES
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.queued_jobs import is_queued
+from dl2d.tick.queued_tasks import is_queued
 from dl2d.tick.stop_tasks_and_anchors import must_stop_anchor
 from dl2d.tick.stray_tasks import compare_strays
 from dl2d.tick.task_matching import Matches, may_stop
@@ -327,7 +327,7 @@ def _task_change(
        listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
        hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
        When the limit is listed no more, it has as much time as any other that waits, from then on. Without a
-       node, in the queue, it waits for as long as it takes (``queued_jobs``).
+       node, in the queue, it waits for as long as it takes (``queued_tasks``).
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted.

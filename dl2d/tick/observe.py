@@ -21,7 +21,6 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.avoided_nodes import node_sets
 from dl2d.tick.given_beyond_demand import with_given
-from dl2d.tick.queued_jobs import NEVER_QUEUED, QueueHistory, queued_jobs
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
@@ -88,7 +87,6 @@ def take_snapshot(
     slot: int,
     avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
     placement: Placement,
-    queue_history: QueueHistory = NEVER_QUEUED,
 ) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
@@ -117,9 +115,7 @@ def take_snapshot(
         else node
         for node in listing.nodes
     ) + _unlisted_nodes(listing, tasks)
-    with_coordinator = tuple(job for job in jobs_given if job.state in (JobState.READY, JobState.RUNNING))
-    queued = queued_jobs(with_coordinator, tasks, queue_history)
-    schedulable = tuple(job for job in with_coordinator if job.key not in queued)
+    schedulable = tuple(job for job in jobs_given if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _static_jobs_started_now(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
     # A running job keeps its minimum size: its weights are in its servers, so it is never shrunk to nothing. It keeps
@@ -131,7 +127,6 @@ def take_snapshot(
         at=listing.at, slot=slot, nodes=_close_unusable_nodes(nodes, jobs, sets), jobs=jobs, tasks=tasks,
         floors=tuple(floors.items()), node_sets=sets,
         expiring=expiring_tasks(jobs, tasks, listing),
-        queued=in_submit_order([_as_shown(job, listing.at) for job in with_coordinator if job.key in queued]),
     )  # fmt: skip
     if listing.incomplete:
         sizes = snapshot.held()
@@ -179,7 +174,7 @@ def _static_jobs_started_now(jobs: Iterable[Job], tasks: Iterable[Task], at: flo
     return static - {task.job for task in tasks if task.asked_at < at} if static else static
 
 
-def _as_shown(job: Job, at: float, *, just_started: bool = False) -> Job:
+def _as_shown(job: Job, at: float, *, just_started: bool) -> Job:
     """The job as a policy sees it: without its command, and with its progress as far as it is known at this time."""
     if not job.unreported:
         return replace(job, launch=NO_LAUNCH)

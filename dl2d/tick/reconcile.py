@@ -29,6 +29,7 @@ from dl2d.tick.given_beyond_demand import with_given
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
+from dl2d.tick.queued_tasks import starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
@@ -61,9 +62,13 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs whose coordinator has not called for ``Timeouts.silent_seconds`` or was ended from outside, or whose
-    #: anchor is ending or is not listed any more.
+    #: Elastic jobs that keep what they have: their coordinator has not called for ``Timeouts.silent_seconds`` or was
+    #: ended from outside, their anchor is ending or is not listed any more, or they are ``starting``.
     silent: frozenset[JobKey]
+    #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
+    starting: frozenset[JobKey]
+    #: Live tasks without a node, which the snapshot does not have.
+    queued: tuple[Task, ...]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
     #: Limits that tasks were found to wait for a short while ago.
@@ -163,24 +168,25 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         if stops_asked != guard_state.stops_asked:
             guard_state = replace(guard_state, stops_asked=stops_asked)
             store.keep_guard_state(guard_state)
-    shown = elastic if acts else elastic + static
+    queued = tuple(task for task in elastic.tasks if not task.node)
+    placed = replace(elastic, tasks=tuple(task for task in elastic.tasks if task.node)) if queued else elastic
+    shown = placed if acts else placed + static
     shown, listing = with_whole_nodes(shown, listing)
-    snapshot = take_snapshot(
-        shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement, state.queue_history
-    )
+    snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
+    silent = (frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys()) | {
+        job.key
+        for job in elastic.jobs
+        if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
+    }
+    from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent
     return Reconciled(
         snapshot=snapshot,
         listing=listing,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=(
-            frozenset(job.key for job in (*snapshot.jobs, *snapshot.queued) if not job.static) - calling_since.keys()
-        )
-        | {
-            job.key
-            for job in elastic.jobs
-            if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
-        },
+        silent=silent | from_queue,
+        starting=from_queue,
+        queued=queued,
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
         growth_limits=growth_limits_in_force(guard_state, elastic.jobs, snapshot.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),

@@ -104,27 +104,21 @@ def without_jobs(limits: Iterable[SharedLimit], kept: Mapping[JobKey, Resources]
 
 
 def site_limits(snapshot: Snapshot, rules: GuardRules) -> list[SharedLimit]:
-    """The site's limits, without what queued jobs hold and wait for: those of users first, those of partitions last."""
+    """The site's limits: those of users first, and those of partitions last."""
     if not any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition)):
         return []
     members: dict[LimitScope, dict[str, list[JobKey]]] = {scope: defaultdict(list) for scope in LimitScope}
     limits: dict[LimitScope, Resources] = {}
-    for job in (*snapshot.jobs, *snapshot.queued):
+    for job in snapshot.jobs:
         for scope, name, limit in limits_of(job.owner, rules):
             if name and limit.thousandths:
                 members[scope][name].append(job.key)
                 limits[scope] = limit
-    found = [
+    return [
         SharedLimit(tuple(keys), limits[scope].thousandths, limit_text(scope, name, limits[scope]))
         for scope, by_name in members.items()
         for name, keys in by_name.items()
     ]
-    queued = {job.key for job in snapshot.queued}
-    kept = {
-        key: Resources.total(task.demand for task in snapshot.tasks if task.job == key and task.state.wanted)
-        for key in queued
-    }
-    return list(without_jobs(found, kept)) if queued else found
 
 
 def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -> list[SharedLimit]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.decision import Decision
-from dl2d.core.jobs import NOTHING, JobKey
+from dl2d.core.decision import Decision, JobDecision
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
@@ -22,7 +22,7 @@ from dl2d.tick.observe_mode_decision import observed_decision
 from dl2d.tick.place.place import place
 from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
-from dl2d.tick.queued_jobs import QueueHistory, queue_tasks, with_queued_jobs
+from dl2d.tick.queued_tasks import QueueHistory, queue_tasks
 from dl2d.tick.reconcile import Reconciled, reconcile
 from dl2d.tick.record import Report, record
 from dl2d.tick.resize_guard_limits import guard
@@ -111,7 +111,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             last=None if state.slot_decision is None else state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
-            slot_decision = SlotDecision(proposed, in_force=with_queued_jobs(guarded, snapshot), group=group)
+            slot_decision = SlotDecision(proposed, in_force=guarded, group=group)
         else:
             observation = observed_decision(snapshot, observed.listing, context.scheduler)
             slot_decision = SlotDecision(proposed, in_force=observation, shadow=guarded)
@@ -161,14 +161,15 @@ def _plan(
     # With an incomplete listing no job is resized, neither by the decision nor to make room.
     jobs_to_keep = silent if not listing.incomplete else [job.key for job in snapshot.jobs]
     plan = place(
-        snapshot, _without_starts_of(silent, decision, snapshot), placement,
+        snapshot, _as_they_are(silent, reconciled.starting, decision, snapshot), placement,
         keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
     )  # fmt: skip
     queue_history = state.queue_history
     if context.queues_tasks:
         plan, queue_history = queue_tasks(
-            plan, snapshot, listing, queue_history,
-            unable=silent | reconciled.backing_off, queue_seconds=context.timeouts.queue_seconds, now=now,
+            plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
+            unable=(silent - reconciled.starting) | reconciled.backing_off,
+            queue_seconds=context.timeouts.queue_seconds, now=now,
         )  # fmt: skip
     plan = within_limits(
         plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits
@@ -178,20 +179,25 @@ def _plan(
     return plan, queue_history
 
 
-def _without_starts_of(jobs: Collection[JobKey], decision: Decision, snapshot: Snapshot) -> Decision:
-    """The decision by which these jobs get no more than they have: their coordinators would not admit new tasks.
+def _as_they_are(
+    silent: Collection[JobKey], starting: Collection[JobKey], decision: Decision, snapshot: Snapshot
+) -> Decision:
+    """The decision by which these jobs get no more than they have, and those that are starting exactly that.
 
-    A job had its tasks when its allocation was decided; when its coordinator ends, they end one after the other.
+    The coordinators of silent jobs would not admit new tasks. A job had its tasks when its allocation was decided; when
+    its coordinator ends, they end one after the other. Tasks of a starting job begin to run one after the other.
     """
-    if not jobs:
+    if not silent:
         return decision
     held = snapshot.held()
+
+    def allocation(entry: JobDecision) -> Allocation:
+        has = held.get(entry.job, NOTHING)
+        return has if entry.job in starting else entry.allocation.common(has)
+
     return replace(
         decision,
         jobs=tuple(
-            replace(entry, allocation=entry.allocation.common(held.get(entry.job, NOTHING)))
-            if entry.job in jobs
-            else entry
-            for entry in decision.jobs
+            replace(entry, allocation=allocation(entry)) if entry.job in silent else entry for entry in decision.jobs
         ),
     )

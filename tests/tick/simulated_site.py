@@ -79,12 +79,13 @@ class WholeStore(MemoryStore):
             if (before := self.resized.get(start.job)) is not None:
                 self.resized_before[task.tag] = before
             beyond = present[start.role] - job.request.min_size.count(start.role)
-            if beyond >= 0:
+            if beyond >= 0 and start.node:
                 self.growth[task.tag] = task.asked_at
             # It may have been cancelled since the tick began. With claims, the one above the floor may replace another.
             elif job.state is JobState.RUNNING or job.state.ended:
                 self.floors.add(task.tag)
-            if beyond == 0 and self._site.claims:
+            # One in the queue starts whatever others have of a limit by then.
+            if (beyond == 0 and self._site.claims) or not start.node:
                 self.floors.add(task.tag)
         # A start counts from the listing that its tick began with, however long the tick took.
         self._note(asked, since_listing=0.0 if self._site.clocks_wrong else self._site.world.now - at)
@@ -596,7 +597,7 @@ class Site:
         jobs = {job.key: job for job in self.store.jobs(live=False)}
         tasks = self.store.tasks(live=True)
         for key, job in jobs.items():
-            roles = Counter(task.role for task in tasks if task.job == key and task.state.wanted)
+            roles = Counter(task.role for task in tasks if task.job == key and task.state.wanted and task.node)
             # A task that is moved has its replacement beside it for a while (``check_moves``).
             assert roles[Role.WORKER] <= 2 * job.request.max_workers, f"{key} has too many workers"
             assert roles[Role.PS] <= 2 * job.request.max_ps, f"{key} has too many PSs"
@@ -615,7 +616,8 @@ class Site:
         if report.incomplete:
             return
         moved = Counter((move.job, start.role) for _, move, start in report.plan.replacements())
-        wanted = Counter((task.job, task.role) for task in self.store.tasks(live=True) if task.state.wanted)
+        tasks = [task for task in self.store.tasks(live=True) if task.node]  # without those that wait in the queue
+        wanted = Counter((task.job, task.role) for task in tasks if task.state.wanted)
         for job in report.snapshot.jobs:
             for role in (Role.WORKER, Role.PS) if job.key not in report.snapshot.silent else ():
                 group = job.key, role
@@ -670,7 +672,7 @@ class Site:
         floors, now = dict(report.snapshot.floors), self.world.elapsed
         if report.snapshot.claims:
             return
-        for entry in report.decision.of_jobs(report.snapshot.jobs).jobs:
+        for entry in report.decision.jobs:
             elapsed = now - resized.get(entry.job, float("-inf"))
             # The replacement of a task that is moved was not decided on, so it may end at once.
             request, after = requests[entry.job], entry.allocation

@@ -79,9 +79,7 @@ def within_limits(
     if not plan.starts or not (not_enforced or any(limit.thousandths for limit in site_limits)):
         return plan
     in_use = _LimitsInUse(snapshot, owners, rules, not_enforced)
-    # Of a queued job that has tasks already the others may follow.
-    everyone = replace(snapshot, jobs=(*snapshot.jobs, *snapshot.queued))
-    requests, floors, held = {job.key: job.request for job in everyone.jobs}, dict(snapshot.floors), everyone.held()
+    requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
     replaced = _floor_tasks_replaced(plan, snapshot)
     by_job: dict[JobKey, list[int]] = defaultdict(list)
     for index, start in enumerate(plan.starts):
@@ -164,7 +162,9 @@ def _with_expiring_stopped(plan: Plan, kept: Plan, snapshot: Snapshot) -> Plan:
             for role in TASK_ROLES
         }
     )
-    beyond.subtract((stop.job, roles[stop.job, stop.task]) for stop in kept.stops)
+    # Tasks that wait in the queue are not in the snapshot.
+    placed = [(stop.job, stop.task) for stop in kept.stops if (stop.job, stop.task) in roles]
+    beyond.subtract((job, roles[job, task]) for job, task in placed)
     stops, kept_moves = [], set(kept.moves)
     for move in plan.moves:
         group = move.job, roles[move.job, move.task]
@@ -191,7 +191,7 @@ def _behind_leaving_tasks(
         index for index, start in enumerate(plan.starts) if (start.job, start.role) in leaving and index not in expiring
     }
     # What a job that has nothing starts with is its minimum size, as a whole or not at all.
-    whole = {plan.starts[index].job for index in waiting if held.get(plan.starts[index].job) == NOTHING}
+    whole = {plan.starts[index].job for index in waiting if held[plan.starts[index].job] == NOTHING}
     return {
         index: _Lack(postponed=_LEAVES_FIRST if index in waiting else _STARTS_WHOLE)
         for index, start in enumerate(plan.starts)

@@ -1,0 +1,202 @@
+"""Queued tasks: tasks of elastic jobs that wait in the resource manager's own queue until it is their turn. Pure.
+
+Tasks are submitted for nodes that have room at that moment. Where jobs of others wait for whatever room becomes free,
+the resource manager gives it to them before the next tick sees it, and an elastic job that has nothing would never
+start. After ``queue_seconds`` of that, what a job lacks of its minimum size is therefore submitted without a node:
+these tasks have a place in the queue like any job, and start on the nodes that the resource manager chooses. Other
+elastic jobs give up tasks to them as to jobs of others, since the plug-in lists them among the claims.
+
+They wait beside what the policy decides on the job, which does not see them before they run. As soon as the job has its
+minimum size, from wherever, those that still wait are withdrawn. A job that has not trained yet keeps those that run
+until the others do (``starting_jobs``). Therefore a job that does not train is queued only if its minimum size has no
+more than one task of each role: several jobs that each hold a part of a larger one would wait for one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState, parse_tag
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
+from dl2d.core.limit_room import LimitRoom
+from dl2d.core.placement import Placement
+from dl2d.core.resource_manager import RmListing
+from dl2d.core.task_starts_and_stops import Plan, Start, Stop
+from dl2d.tick.avoided_nodes import EmptyNodes
+
+#: For how long jobs of others still count as waiting when none is listed any more.
+WAITED_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHistory:
+    """What earlier ticks have seen; times are seconds on a monotonic clock."""
+
+    #: Since when tasks of each job's minimum size have not run while jobs of others waited for nodes that it may use.
+    lacking_since: Mapping[JobKey, float] = field(default_factory=dict)
+    #: When jobs of others waited last for nodes that such a job may use.
+    others_at: Mapping[JobKey, float] = field(default_factory=dict)
+    #: Jobs that did not train and of which tasks were queued.
+    queued: frozenset[JobKey] = frozenset()
+
+
+def is_queued(task: Task) -> bool:
+    """Whether a task waits in the resource manager's queue for any node."""
+    return task.state is TaskState.ASKED and not task.node
+
+
+def starting_jobs(jobs: Iterable[Job], tasks: Iterable[Task], history: QueueHistory) -> frozenset[JobKey]:
+    """Jobs that do not train yet and of which tasks run, while others are queued or these were."""
+    tasks = [task for task in tasks if task.state.wanted]
+    queued = history.queued.union(task.job for task in tasks if is_queued(task))
+    begun = {task.job for task in tasks if task.state is not TaskState.ASKED} if queued else frozenset[JobKey]()
+    return frozenset(job.key for job in jobs if job.state is JobState.READY and job.key in queued & begun)
+
+
+def queue_tasks(
+    plan: Plan, snapshot: Snapshot, listing: RmListing, queued: Iterable[Task], history: QueueHistory, *,
+    placement: Placement, unable: Collection[JobKey], queue_seconds: float, now: float,
+) -> tuple[Plan, QueueHistory]:  # fmt: skip
+    """The plan with tasks that are queued (starts without a node) and withdrawn, and the next history.
+
+    Parameters
+    ----------
+    listing
+        The listing of which the snapshot was made. From an incomplete one nothing is concluded.
+    queued
+        Tasks without a node, which the snapshot does not have.
+    unable
+        Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts.
+    queue_seconds
+        How long a job lacks tasks while others wait before they are queued (``Timeouts.queue_seconds``).
+    now
+        Seconds on a monotonic clock.
+    """
+    if listing.incomplete:
+        return plan, history
+    queued = sorted(filter(is_queued, queued), key=lambda task: task.number)
+    lacking = _Lacking(snapshot, listing, placement)
+    jobs = [job for job in snapshot.jobs if not job.static and any(lacking.tasks[job.key])]
+    others_at = {
+        job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
+    }
+    since = {key: history.lacking_since.get(key, now) for key, at in others_at.items() if now - at < WAITED_SECONDS}
+    needed, stops = _still_needed(queued, lacking, snapshot)
+    have_queued = {task.job for task in needed}
+    starting = {start.job for start in plan.starts}
+    # Of the tasks of a job that were queued some may have failed, or may not have been submitted yet.
+    due = [
+        job
+        for job in jobs
+        if (job.key in have_queued or now - since.get(job.key, math.inf) >= queue_seconds)
+        if job.key not in unable and job.key not in starting and lacking.may_be_queued(job)
+    ]
+    starts = tuple(_starts(due, lacking, needed, snapshot))
+    if starts or stops:
+        # The last starts are the replacements of moved tasks.
+        plan = replace(plan, starts=(*starts, *plan.starts), stops=(*plan.stops, *stops))
+    known = {*history.queued, *(task.job for task in queued), *(start.job for start in starts)}
+    have_tasks = {*have_queued, *(start.job for start in starts)}
+    have_tasks |= {task.job for task in snapshot.tasks if task.state.wanted}
+    ready = {job.key for job in snapshot.jobs if job.state is JobState.READY}
+    return plan, QueueHistory(since, others_at, frozenset(known & have_tasks & ready))
+
+
+def _still_needed(queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot) -> tuple[list[Task], list[Stop]]:
+    """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others."""
+    needed, stops = list[Task](), list[Stop]()
+    jobs, room, sizes = {job.key: job for job in snapshot.jobs}, lacking.limit_room(), _sizes(())
+    for task in queued:
+        sizes[task.job] = size = sizes[task.job].plus(_one(task))
+        job = jobs.get(task.job)
+        if job is None:  # its coordinator has to be heard first
+            needed.append(task)
+        elif (
+            size.count(task.role) > lacking.tasks[job.key].count(task.role) or room.blocked(job, _one(task)) is not None
+        ):
+            stops.append(Stop(task.job, task.id))
+        else:
+            needed.append(task)
+            room.take(job, _one(task))
+    return needed, stops
+
+
+def _starts(jobs: Iterable[Job], lacking: _Lacking, queued: Sequence[Task], snapshot: Snapshot) -> Iterator[Start]:
+    """The tasks to queue, of those jobs whose limits have room for them beside the tasks that run and wait."""
+    room, waiting = lacking.limit_room(), _sizes(queued)
+    for job in snapshot.jobs:
+        room.take(job, waiting.get(job.key, NOTHING))
+    for job in jobs:
+        more = lacking.tasks[job.key].beyond(waiting.get(job.key, NOTHING))
+        if any(more) and room.blocked(job, more) is None:
+            room.take(job, more)
+            for role in TASK_ROLES:
+                yield from [Start(job.key, role, "", job.request.demand(role))] * more.count(role)
+
+
+def _sizes(tasks: Iterable[Task]) -> dict[JobKey, Allocation]:
+    """How many of these tasks each job has."""
+    sizes: dict[JobKey, Allocation] = defaultdict(lambda: NOTHING)
+    for task in tasks:
+        sizes[task.job] = sizes[task.job].plus(_one(task))
+    return sizes
+
+
+def _one(task: Task) -> Allocation:
+    """The size that has this task alone."""
+    return Allocation(*(int(role is task.role) for role in TASK_ROLES))
+
+
+class _Lacking:
+    """What jobs lack of their minimum sizes, and which have jobs of others waiting for the same nodes."""
+
+    def __init__(self, snapshot: Snapshot, listing: RmListing, placement: Placement) -> None:
+        floors = dict(snapshot.floors)
+        # Tasks that wait for room on a node may have lost it to others.
+        begun = replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED))
+        self._begun = begun.held()
+        #: Of jobs that train what they lack of their floors, of others that of their minimum sizes.
+        self.tasks = {
+            job.key: floors.get(job.key, job.request.min_size).beyond(self._begun[job.key]) for job in snapshot.jobs
+        }
+        self._snapshot = snapshot
+        self._training = floors.keys()
+        self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
+        self._empty = EmptyNodes(listing.nodes, placement)
+        self._eligible_nodes = listing.eligible_nodes
+        own = {job.handle for job in listing.jobs if parse_tag(job.tag) is not None}
+        #: The nodes for which jobs of others wait; None for all.
+        self._waited_for = {
+            claim.eligible for claim in listing.claims if not claim.standing and claim.handle not in own
+        }
+        self._others_wait: dict[frozenset[str], bool] = {}
+
+    def limit_room(self) -> LimitRoom:
+        """What limits leave beside the tasks that have begun to run."""
+        room = LimitRoom(self._snapshot.limits)
+        for job in self._snapshot.jobs:
+            room.take(job, self._begun[job.key])
+        return room
+
+    def may_be_queued(self, job: Job) -> bool:
+        """Whether a job trains, or can train with one task of each role at most; and empty nodes hold its tasks."""
+        small = job.key in self._training or max(job.request.min_size) <= 1
+        return small and self._empty.hold(job, self._may_use(job))
+
+    def others_wait(self, job: Job) -> bool:
+        """Whether jobs that are not dl2d's wait for nodes that a job may use."""
+        nodes = self._may_use(job)
+        if nodes not in self._others_wait:
+            self._others_wait[nodes] = any(
+                others is None or not nodes.isdisjoint(others) for others in self._waited_for
+            )
+        return self._others_wait[nodes]
+
+    def _may_use(self, job: Job) -> frozenset[str]:
+        """The nodes that a job may use."""
+        eligible = self._eligible_nodes.get(job.anchor)
+        return self._up if eligible is None else eligible.nodes
