@@ -282,6 +282,8 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     demand: Resources
     #: Node to start on; "" leaves the choice to the manager.
     node: str
+    #: Nodes that the manager does not choose.
+    avoid: tuple[str, ...] = ()
     owner: Owner
     launch: Launch
     #: Of an anchor: the demand of each task that its job may have, for managers that reserve containers by role.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -26,15 +27,22 @@ log = structlog.get_logger()
 _STARTS_OF_UNANSWERED: Final = 2
 
 
-def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -> Outcome:
+def apply(
+    context: Context,
+    plan: Plan,
+    jobs: Mapping[JobKey, Job],
+    at: float,
+    avoided: Mapping[JobKey, tuple[str, ...]] = MappingProxyType({}),
+) -> Outcome:
     """Drain the tasks that leave and start the new ones.
 
-    ``jobs`` are those of the plan, with their commands. A task drains when the answer to its coordinator's next
-    heartbeat does not name it among the members. When the resource manager does not answer to a start, which may have
-    been carried out or not, the task stays in state ``asked``: the next ticks find it by its tag or give it up. Tasks
-    of the same batch that have not been submitted by then fail. Starts of later batches, and those that are left when
-    ``Context.submit_seconds`` is over or no more are allowed, are not asked for. Nor are more than
-    ``_STARTS_OF_UNANSWERED`` of a user whose last start was not answered. The next tick plans them all again.
+    ``jobs`` are those of the plan, with their commands; ``avoided`` the nodes that the resource manager is not to
+    choose for their tasks. A task drains when the answer to its coordinator's next heartbeat does not name it among the
+    members. When the resource manager does not answer to a start, which may have been carried out or not, the task
+    stays in state ``asked``: the next ticks find it by its tag or give it up. Tasks of the same batch that have not
+    been submitted by then fail. Starts of later batches, and those that are left when ``Context.submit_seconds`` is
+    over or no more are allowed, are not asked for. Nor are more than ``_STARTS_OF_UNANSWERED`` of a user whose last
+    start was not answered. The next tick plans them all again.
     """
     store = context.store
     drained = store.change_tasks(
@@ -48,7 +56,7 @@ def apply(context: Context, plan: Plan, jobs: Mapping[JobKey, Job], at: float) -
     for first in range(0, len(starts), submitter.batch):
         if first and (context.timer() - begin >= context.submit_seconds or not _allowed(context)):
             break
-        tags, failed = _start(context, submitter, starts[first : first + submitter.batch], jobs, at)
+        tags, failed = _start(context, submitter, starts[first : first + submitter.batch], jobs, at, avoided)
         started += tags
         failures += [failure for failure, _ in failed]
         if any(isinstance(error, Unavailable) for _, error in failed):
@@ -80,7 +88,12 @@ def _allowed(context: Context) -> bool:
 
 
 def _start(
-    context: Context, submitter: TaskSubmitter, starts: Sequence[Start], jobs: Mapping[JobKey, Job], at: float
+    context: Context,
+    submitter: TaskSubmitter,
+    starts: Sequence[Start],
+    jobs: Mapping[JobKey, Job],
+    at: float,
+    avoided: Mapping[JobKey, tuple[str, ...]],
 ) -> tuple[list[str], list[tuple[Failure, ResourceManagerError]]]:
     """Persist tasks, submit them, and persist what came of it; returns the tags of those that started, and failures."""
     # The plan's demands are what tasks get, which may be more, and whole nodes, which no resource manager knows.
@@ -88,6 +101,10 @@ def _start(
     tasks = context.store.ask_tasks(starts, at)
     specs_of = {key: context.task_specs.of_job(jobs[key]) for key in {task.job: None for task in tasks}}
     specs = [specs_of[task.job].task_spec(task) for task in tasks]
+    specs = [
+        structs.replace(spec, avoid=avoided[spec.job]) if not spec.node and spec.job in avoided else spec
+        for spec in specs
+    ]
     started: list[str] = []
     failures: list[tuple[Failure, ResourceManagerError]] = []
     changes: list[TaskChange] = []

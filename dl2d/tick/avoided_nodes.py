@@ -43,6 +43,14 @@ def _retry_at(refusal: NodeRefusal) -> float:
     return refusal.at + doubled(_AVOID_SECONDS, refusal.attempts, _MAX_AVOID_SECONDS)
 
 
+def nodes_avoided_now(guard_state: GuardState, at: float) -> dict[JobKey, tuple[str, ...]]:
+    """The nodes that each job avoids at a time, seconds since 1970."""
+    return {
+        key: tuple(sorted(name for name, found in nodes.items() if at < _retry_at(found)))
+        for key, nodes in guard_state.avoided_nodes.items()
+    }
+
+
 def remember_failing_nodes(
     guard_state: GuardState,
     jobs: Iterable[Job],

@@ -92,7 +92,7 @@ def queue_tasks(
     due = [
         job
         for job in jobs
-        if (job.key in have_queued or now - since.get(job.key, math.inf) >= queue_seconds)
+        if job.key in have_queued or job.key in history.queued or now - since.get(job.key, math.inf) >= queue_seconds
         if job.key not in unable and job.key not in starting and lacking.may_be_queued(job)
     ]
     starts = tuple(_starts(due, lacking, needed, snapshot))

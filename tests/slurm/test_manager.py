@@ -1161,6 +1161,8 @@ def test_the_nodes_that_a_job_excludes_are_asked_once_and_hold_for_its_tasks(
             manager.submit(task())
         assert [call.argv.count("--exclude=n[3-4]") for call in authentication.calls("sbatch")] == [1, 1]
         assert len(authentication.calls("squeue")) == (manager is restarted)
+        manager.submit(task(node="", avoid=("n7", "n8")))
+        assert "--exclude=n[3-4],n7,n8" in authentication.calls("sbatch")[-1].argv
 
 
 def test_a_job_that_registers_is_listed_at_once(authentication: FakeSlurm, manager_on: Managers, clock: Clock) -> None:

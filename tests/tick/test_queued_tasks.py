@@ -314,3 +314,15 @@ def test_others_that_do_not_wait_for_a_moment_change_nothing(world: World) -> No
         world.manager.claims = [OTHERS]
         wait(world, 20)
     assert len(queued(world)) == 2
+
+
+def test_nodes_that_a_job_avoids_are_not_chosen_for_its_queued_tasks(world: World) -> None:
+    key = in_queue(world)
+    empty(world)
+    (node, _) = world.manager.start_queued()
+    world.tick()
+    world.manager.end(next(task.handle for task in world.tasks(key)), RmJobState.FAILED, "exit status 1")
+    world.manager.set_node(structs.replace(make_nodes()[0], used=make_nodes()[0].capacity))
+    wait(world, 100)
+    assert world.manager.submitted[-1].node == ""
+    assert world.manager.submitted[-1].avoid == (node,)

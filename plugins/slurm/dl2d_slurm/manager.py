@@ -400,6 +400,9 @@ class SlurmManager:
         if task.job.id in self._options_by_job and task.job.id not in self._excluded:
             self._excluded.ask({task.job.id: AnswerValidity(task.job.submitted, waits=False)})
         inherited = self._options_of(task.job.id)
+        if task.avoid:
+            excluded = ",".join(name for name in (inherited.exclude, *task.avoid) if name)
+            inherited = structs.replace(inherited, exclude=excluded)
         chosen = task_partitions(task.owner.partition, self._settings.partition)
         names = partitions_of(chosen, task.node, self._partitions)
         # What is left of its anchor's, where that is known.
