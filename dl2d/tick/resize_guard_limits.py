@@ -213,8 +213,8 @@ def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
     if entry.allocation != held:
         elapsed = at - job.progress.at
         what = job.coordinator_end or (
-            "its coordinator is silent, it is being ended, the resource manager does not list its anchor, or its first "
-            f"tasks are started from the resource manager's queue (last report {elapsed:.0f} s ago)"
+            "its coordinator is silent, it is being ended, the resource manager does not list its anchor "
+            f"(last report {elapsed:.0f} s ago), or others of its first tasks wait in the resource manager's queue"
         )
         text = f"{what}: allocation unchanged meanwhile"
         found.reasons.append(Reason(Constraint.SILENT, text))

@@ -442,8 +442,8 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == (
-        "its coordinator is silent, it is being ended, or the resource manager does not list its anchor "
-        "(last report 1000 s ago): allocation unchanged meanwhile"
+        "its coordinator is silent, it is being ended, the resource manager does not list its anchor (last report "
+        "1000 s ago), or others of its first tasks wait in the resource manager's queue: allocation unchanged meanwhile"
     )
 
 
