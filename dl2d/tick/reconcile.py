@@ -63,7 +63,7 @@ class Reconciled:
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs that keep what they have: their coordinator has not called for ``Timeouts.silent_seconds`` or was
-    #: ended from outside, their anchor is ending or is not listed any more, or they are ``starting``.
+    #: ended from outside, their anchor is ending, suspended or not listed any more, or they are ``starting``.
     silent: frozenset[JobKey]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -178,6 +178,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         for job in elastic.jobs
         if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
     }
+    silent |= _with_suspended_anchors(elastic.jobs, matches.listed)
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent
     return Reconciled(
         snapshot=snapshot,
@@ -315,7 +316,10 @@ def _next_guard_state(
             failures.pop(key, None)
     withdrawn = withdrawn_tasks(elastic.jobs, before.tasks, changes.tasks, listed)
     found = _resizes_seen(guard_state, before.tasks, present, at, context)
-    found = remember_failing_nodes(found, elastic.jobs, before.tasks, changes.tasks, withdrawn, at)
+    # Tasks of suspended jobs fail since they do not hear of their coordinator, and not because of their nodes.
+    suspended = _with_suspended_anchors(before.jobs, listed)
+    of_nodes = [change for change in changes.tasks if change.job not in suspended]
+    found = remember_failing_nodes(found, elastic.jobs, before.tasks, of_nodes, withdrawn, at)
     _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
     found = remember_growth_limits(found, elastic.jobs, tasks, withdrawn, at)
     kept = {key: count for key, count in failures.items() if key in present}
@@ -357,6 +361,12 @@ def _resizes_seen(
 def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> frozenset[JobKey]:
     """Jobs whose next attempt to start tasks has to wait."""
     return frozenset(key for key, failed in guard_state.start_failures.items() if at < failed.retry_at(backoff_seconds))
+
+
+def _with_suspended_anchors(jobs: Iterable[Job], listed: Mapping[str, RmJob]) -> frozenset[JobKey]:
+    """Jobs whose anchor holds its resources and does not execute: its coordinator admits no tasks."""
+    anchors = ((job.key, listed.get(task_tag(job.key, ANCHOR))) for job in jobs)
+    return frozenset(key for key, anchor in anchors if anchor is not None and anchor.not_executing)
 
 
 def _is_ending(job: Job, matches: Matches) -> bool:

@@ -1402,3 +1402,21 @@ def test_no_task_ends_for_what_a_job_lacks_of_its_floor_that_has_room_only_witho
         world.beat()
     assert world.has(first)[0] == 1
     assert world.has(second)[1] == before[1]
+
+
+def test_a_job_whose_anchor_is_suspended_gets_no_tasks_and_avoids_no_nodes(world: World) -> None:
+    key = world.settled()
+    before = {task.id for task in world.tasks(key)}
+    anchor = next(job for job in world.manager.live() if job.handle == world.job(key).anchor)
+    world.manager.put(structs.replace(anchor, not_executing=True), ())
+    world.tick()
+    for task in world.tasks(key):  # they hear nothing of their coordinator
+        world.manager.end(task.handle, RmJobState.FAILED, "FAILED, exit status 1")
+    for _ in range(5):
+        world.tick()
+    assert not world.tasks(key)
+    assert not world.store.guard_state().avoided_nodes
+    world.manager.put(anchor, ())
+    world.settle()
+    assert world.has(key) != (0, 0)
+    assert before.isdisjoint({task.id for task in world.tasks(key)})
