@@ -440,8 +440,8 @@ class Capabilities:
     output: str = ""
     #: Tasks that are submitted without a node wait in its queue until it is their turn, beside jobs of others.
     queues_tasks: bool = False
-    #: What a task gets of resources of which it demands none, where CPUs and MiB are given in whole numbers only;
-    #: empty where each task gets what it demands.
+    #: What a task gets of resources of which it demands none, where all are given in whole numbers only; empty where
+    #: each task gets what it demands.
     defaults: Resources = NO_RESOURCES
 
 

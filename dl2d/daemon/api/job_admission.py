@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request_parser import (
@@ -16,11 +17,13 @@ from dl2d.core.job_request_parser import (
     parse_request,
     read_directives,
 )
-from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, User
+from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from pslite.job.environment_passed_to_tasks import is_secret
 
+#: Resources of which a fraction is rounded up where the resource manager gives whole numbers only.
+_ROUNDED_UP: Final = frozenset({"cpu", "memory"})
 #: Refused jobs that are remembered.
 _MAX_REFUSED = 1000
 
@@ -42,7 +45,8 @@ class Admission:
         Raises
         ------
         RequestError
-            A key of the request is unknown, missing or bad, or no node could ever run one of its tasks.
+            A key of the request is unknown, missing or bad, a demand cannot be met, or no node could ever run one of
+            its tasks.
         """
         parsed = self._as_given(parse_request(request, rules=self.rules))
         job = Job(key=key, request=parsed, owner=owner, launch=launch)
@@ -79,6 +83,7 @@ class Admission:
     def _as_given(self, request: JobRequest) -> JobRequest:
         if not self.defaults.thousandths:
             return request
+        check_whole(request)
         ps = _rounded_up(request.ps, self.defaults) if request.max_ps else request.ps
         return replace(request, worker=_rounded_up(request.worker, self.defaults), ps=ps)
 
@@ -93,9 +98,27 @@ class Admission:
 def _rounded_up(demand: Resources, defaults: Resources) -> Resources:
     """A demand as the resource manager meets it: devices that are demanded by type (``gpu:a100``) are ``gpu``, too."""
     amounts = {**defaults.as_dict(), **demand.as_dict()}
-    rounded = {name: math.ceil(amount) if name in ("cpu", "memory") else amount for name, amount in amounts.items()}
+    rounded = {name: math.ceil(amount) if name in _ROUNDED_UP else amount for name, amount in amounts.items()}
     typed = ((name.partition(":")[0], amount) for name, amount in rounded.items() if ":" in name)
     return Resources.of(rounded).maximum(Resources.total(Resources.of({name: amount}) for name, amount in typed))
+
+
+def check_whole(request: JobRequest) -> None:
+    """Check the demands for a resource manager of whole numbers, which rounds up CPUs and memory only.
+
+    Raises
+    ------
+    RequestError
+        A task demands a fraction of another resource.
+    """
+    problems = []
+    for role in (Role.WORKER, Role.PS) if request.max_ps else (Role.WORKER,):
+        for name, amount in request.demand(role).as_dict().items():
+            if name not in _ROUNDED_UP and amount != int(amount):
+                said = f"{Resources.of({name: amount})} cannot be given, since {name} is given in whole numbers only"
+                problems.append((role.value, f"{said}; demand {name}:{math.ceil(amount)}"))
+    if problems:
+        raise RequestError(*problems[0], others=problems[1:])
 
 
 def check_options(anchor: Anchor, seen: Mapping[str, str]) -> None:

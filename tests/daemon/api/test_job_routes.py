@@ -128,6 +128,17 @@ class TestRegistration:
         assert job.request.worker == Resources.of(cpu=2)
         assert job.request.ps == Resources.of(cpu=1, gpu=1)
 
+    def test_fractions_that_a_resource_manager_of_whole_numbers_does_not_give_are_refused(self, world):
+        """It would refuse each start. Managers that give fractions take them."""
+        script = "#DL2 worker=gpu:0.5 ps=cpu:0.5,gpu:a100:1.5 model=resnet-50 epochs=1 samples_per_epoch=10\n"
+        world.add_anchor(script=script)
+        world.defaults = Resources.of(cpu=1)
+        refused = world.register()
+        assert refused.status_code == 422
+        told = refused.json()["error"]
+        assert "worker: gpu=0.5 cannot be given, since gpu is given in whole numbers only; demand gpu:1" in told
+        assert "ps: gpu:a100=1.5 cannot be given, since gpu:a100 is given in whole numbers only" in told
+
     @pytest.mark.parametrize(
         ("demand", "gpus"), [("gpu:a100:2", 2), ("gpu:1,gpu:a100:2", 2), ("gpu:3,gpu:a100:1,gpu:v100:1", 3)]
     )
