@@ -61,7 +61,11 @@ from dl2d.store import schema
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
-from dl2d_slurm.cluster_check.configuration_advice import partition_advice, priorities_advice
+from dl2d_slurm.cluster_check.configuration_advice import (
+    munge_socket_problem,
+    partition_advice,
+    priorities_advice,
+)
 from dl2d_slurm.cluster_check.unsupported_limits import limits_advice
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.sbatch_options import options_of_script, refuse_options, remarks
@@ -329,6 +333,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 parsed = SlurmSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
                 yield from _watched(settings, f"{item}.watch", parsed.watch)
+                if problem := munge_socket_problem(parsed):
+                    yield Finding(f"{item}.munge_socket", False, problem)
                 backend, why = chosen_backend(parsed, os.geteuid())
                 yield Finding("slurm backend", True, f"{backend}: {why}")
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
@@ -339,8 +345,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                     asked = all(finding.good for finding in answers)
                     if asked and (advice := priorities_advice(parsed, os.environ)):
                         yield Finding("slurm priorities", True, advice, warning=True)
-                    if asked and (advice := partition_advice(parsed, os.environ)):
-                        yield Finding("slurm partitions", True, advice, warning=True)
+                    for each in partition_advice(parsed, os.environ) if asked else ():
+                        yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)
                     if asked and (advice := limits_advice(parsed, os.environ)):
                         yield Finding("slurm limits", True, advice, warning=True)
             case "yarn":

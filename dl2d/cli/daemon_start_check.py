@@ -91,6 +91,14 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
     nodes = counted(len(listing.nodes), "node")
     text = f"{capabilities.name} {capabilities.version}, cluster {capabilities.cluster}, {nodes}"
     yield Finding(item, True, text)
+    memory = capabilities.defaults.get("memory")
+    largest = max((node.capacity.get("memory") for node in listing.nodes), default=memory)
+    if memory > largest:
+        text = (
+            f"{memory:.0f} MiB is more than any node has ({largest:.0f} MiB at most), so jobs whose tasks demand no "
+            "memory are refused; lower it"
+        )
+        yield Finding("resource_manager.slurm.default_memory_mib", True, text, warning=True)
     if not capabilities.other_users:
         text = (
             f"uid {os.geteuid()} may not submit jobs of other users, so only its own jobs get tasks: run the daemon as "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -322,6 +322,104 @@ def test_partitions_that_give_each_node_to_one_user(
     manager = {"name": "slurm", "slurm": {"backend": "command", "partition": setting}}
     said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm partitions", "")
     assert said.startswith("ExclusiveUser=YES in gpu: ") is warns
+
+
+#: As Slurm 22.05 prints partitions, without the fields that do not matter.
+PARTITIONS = """\
+PartitionName=gpu ExclusiveUser=NO MaxCPUsPerNode=UNLIMITED PreemptMode=OFF State=UP TotalCPUs=16 TotalNodes=2
+PartitionName=prod-a ExclusiveUser=NO MaxCPUsPerNode=6 PreemptMode=GANG,SUSPEND State=UP TotalCPUs=32 TotalNodes=4
+"""
+KEY = "resource_manager.slurm"
+
+
+@pytest.fixture
+def slurm_says(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, object]], list[tuple[str, str, str]]]:
+    """What ``check`` finds besides what is good with some settings, where Slurm has two partitions."""
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.answer("sinfo", rows=[node_row("n1")], **{"--version": {"stdout": "slurm 22.05.8\n"}})
+    configuration = "ClusterName = fake\nMinJobAge = 300 sec\nSlurmUser = slurm(64030)\n"
+    slurm.answer("scontrol", stdout=configuration, **{"--all": {"stdout": PARTITIONS}})
+    (tmp_path / "bin" / "munge").symlink_to("unmunge")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def ask(settings: dict[str, object]) -> list[tuple[str, str, str]]:
+        manager = {"name": "slurm", "slurm": {"backend": "command", **settings}}
+        ran = dl2d("check", "--json", "-c", configured(tmp_path, resource_manager=manager))
+        found = [
+            (each["item"], "warn" if each["good"] else "WRONG", each["text"])
+            for each in ran.json["findings"]
+            if (each["warning"] or not each["good"]) and each["item"].startswith(("resource_manager", "slurm"))
+        ]
+        assert ran.status == (2 if any(word == "WRONG" for _, word, _ in found) else 0)
+        return found
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"partition": "gpu", "default_memory_mib": 4000, "sharing": [{"min_free": 2}]}, []),
+        (
+            {"partition": "gpu,gpux"},
+            [(f"{KEY}.partition", "WRONG", "Slurm has no partition gpux (did you mean gpu?); name one of gpu, prod-a")],
+        ),
+        (
+            {"partition": "gpu", "sharing": [{"partition": "prod-*"}, {"partition": "pord-*", "min_free": 9}]},
+            [
+                (
+                    f"{KEY}.sharing[1].partition",
+                    "warn",
+                    "no partition matches 'pord-*', so the rule has no effect; Slurm",
+                )
+            ],
+        ),
+        (
+            {"partition": "gpu", "munge_socket": "/no/such/socket"},
+            [(f"{KEY}.munge_socket", "WRONG", "/no/such/socket: No such file or directory; start munged with this")],
+        ),
+        (
+            {"partition": "gpu", "sharing": [{"partition": "prod-a", "min_free": 9}, {"min_free": 3}]},
+            [(f"{KEY}.sharing[1].min_free", "warn", "3 is more than the number of nodes of gpu (2), so elastic jobs")],
+        ),
+        (
+            {"partition": "gpu", "default_memory_mib": 4001},
+            [(f"{KEY}.default_memory_mib", "warn", "4001 MiB is more than any node has (4000 MiB at most), so jobs")],
+        ),
+        (
+            {},
+            [
+                ("slurm partitions", "warn", "MaxCPUsPerNode is set in prod-a (6): dl2d does not know this limit, so"),
+                ("slurm partitions", "warn", "PreemptMode has SUSPEND or GANG in prod-a: suspended tasks stand still,"),
+            ],
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_cluster(
+    slurm_says: Callable[[dict[str, object]], list[tuple[str, str, str]]],
+    settings: dict[str, object],
+    found: list[tuple[str, str, str]],
+):
+    said = slurm_says(settings)
+    assert [(item, word) for item, word, _ in said] == [(item, word) for item, word, _ in found]
+    for (_, _, text), (_, _, begin) in zip(said, found, strict=True):
+        assert text.startswith(begin)
+
+
+def test_a_munge_socket_that_is_none_or_is_one(
+    slurm_says: Callable[[dict[str, object]], list[tuple[str, str, str]]], tmp_path: Path
+):
+    place = tmp_path / "munge"
+    place.touch()
+    ((_, word, text),) = slurm_says({"partition": "gpu", "munge_socket": str(place)})
+    assert (word, f"{place}: it is not a socket; " in text) == ("WRONG", True)
+    place.unlink()
+    with socket.socket(socket.AF_UNIX) as munged:
+        munged.bind(str(place))
+        assert slurm_says({"partition": "gpu", "munge_socket": str(place)}) == []
 
 
 #: As Slurm 22.05 prints records, without the fields that do not matter.

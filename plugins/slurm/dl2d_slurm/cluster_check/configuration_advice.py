@@ -1,21 +1,50 @@
-"""What ``dl2d check`` advises on Slurm's configuration: priorities, and partitions that give nodes to a user."""
+"""What ``dl2d check`` finds in the settings and in Slurm's configuration: priorities, partitions, munge's socket."""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final, NamedTuple
 
-from dl2d.core.error_wording import some_of
+from dl2d.core.error_wording import did_you_mean, some_of
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import sharing_rule
 from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 _PRIORITY_BASIC: Final = "priority/basic"
+_FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
+#: Modes of preemption that suspend jobs and resume them later.
+_SUSPENDING: Final = frozenset({"SUSPEND", "GANG"})
+
+
+class Advice(NamedTuple):
+    """What is wrong with a setting or with Slurm's configuration, and what to do."""
+
+    item: str
+    text: str
+    #: The daemon, or some of its jobs, cannot work with it.
+    wrong: bool = False
+
+
+def munge_socket_problem(settings: SlurmSettings) -> str:
+    """Why ``munge_socket`` cannot be used; "" if it can, or is not set."""
+    path = settings.munge_socket
+    if not path:
+        return ""
+    try:
+        why = "" if stat.S_ISSOCK(os.stat(path).st_mode) else "it is not a socket"  # noqa: PTH116
+    except OSError as error:
+        why = error.strerror or str(error)
+    return f"{path}: {why}; start munged with this socket, or correct the path" if why else ""
 
 
 def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
@@ -37,22 +66,73 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
     )
 
 
-def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised on partitions in which Slurm gives each node to one user; as above."""
+def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Iterator[Advice]:
+    """What is wrong with partitions: names in the settings, and what dl2d does not know of; nothing as above."""
     try:
         answer = _commands(settings, environ).run(*SHOW_PARTITIONS)
     except ResourceManagerError:
-        return ""
-    if answer.status != 0:
-        return ""
+        return
+    found = [dict(_FIELD.findall(line)) for line in answer.stdout.split("\n") if line.startswith("PartitionName=")]
+    partitions = {fields["PartitionName"]: fields for fields in found}
+    if answer.status != 0 or not partitions:
+        return
     chosen = [name for name in settings.partition.split(",") if name]
-    found = [name for name in EXCLUSIVE_USER_PARTITION.findall(answer.stdout) if not chosen or name in chosen]
-    if not found:
-        return ""
-    return (
-        f"ExclusiveUser=YES in {some_of(found)}: elastic jobs make no room there for those of other users, "
-        "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO"
-    )
+    yield from _advice_on_names(settings, chosen, list(partitions))
+    used = {name: fields for name, fields in partitions.items() if not chosen or name in chosen}
+    yield from _advice_on_min_free(settings, used)
+    if names := [name for name in EXCLUSIVE_USER_PARTITION.findall(answer.stdout) if name in used]:
+        yield Advice(
+            "slurm partitions",
+            f"ExclusiveUser=YES in {some_of(names)}: elastic jobs make no room there for those of other users, "
+            "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO",
+        )
+    limited = [f"{name} ({most})" for name in used if (most := used[name].get("MaxCPUsPerNode", "")).isdecimal()]
+    if limited:
+        yield Advice(
+            "slurm partitions",
+            f"MaxCPUsPerNode is set in {some_of(limited)}: dl2d does not know this limit, so tasks may wait there for "
+            "CPUs that look free; set it to UNLIMITED, or leave these out of resource_manager.slurm.partition",
+        )
+    suspending = [
+        name for name in used if not _SUSPENDING.isdisjoint(used[name].get("PreemptMode", "").upper().split(","))
+    ]
+    if suspending:
+        yield Advice(
+            "slurm partitions",
+            f"PreemptMode has SUSPEND or GANG in {some_of(suspending)}: suspended tasks stand still, and a job without "
+            "checkpoints may lose its work; let jobs write checkpoints, or set PreemptMode=OFF for these",
+        )
+
+
+def _advice_on_names(settings: SlurmSettings, chosen: Iterable[str], existing: Sequence[str]) -> Iterator[Advice]:
+    """Names of partitions in the settings that Slurm does not have."""
+    known = some_of(existing)
+    for name in chosen:
+        if name not in existing:
+            text = f"Slurm has no partition {name}{did_you_mean(name, existing)}; name one of {known}"
+            yield Advice("resource_manager.slurm.partition", text, wrong=True)
+    for number, rule in enumerate(settings.sharing):
+        if not any(fnmatchcase(name, rule.partition) for name in existing):
+            key = f"resource_manager.slurm.sharing[{number}].partition"
+            text = f"no partition matches {rule.partition!r}, so the rule has no effect; Slurm has {known}"
+            yield Advice(key, text)
+
+
+def _advice_on_min_free(settings: SlurmSettings, used: Mapping[str, Mapping[str, str]]) -> Iterator[Advice]:
+    """Rules that keep more nodes free than a partition has."""
+    for number, rule in enumerate(settings.sharing):
+        sizes = {name: int(total) for name in used if (total := used[name].get("TotalNodes", "")).isdecimal()}
+        small = [
+            f"{name} ({size})"
+            for name, size in sizes.items()
+            if 0 < size < rule.min_free and sharing_rule(name, settings.sharing) is rule
+        ]
+        if small:
+            yield Advice(
+                f"resource_manager.slurm.sharing[{number}].min_free",
+                f"{rule.min_free} is more than the number of nodes of {some_of(small)}, so elastic jobs get no more "
+                "than their minimum sizes there; lower it",
+            )
 
 
 def _commands(settings: SlurmSettings, environ: Mapping[str, str]) -> Commands:
