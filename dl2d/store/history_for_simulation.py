@@ -98,13 +98,16 @@ def _sizes(connection: Connection, begin: float, end: float, keys: Mapping[str, 
 
 
 def _start_seconds(connection: Connection, begin: float, end: float) -> Iterable[float]:
-    """Seconds from asking for a task until it took part, of each task of an elastic job that did."""
+    """Seconds from asking for a task until it took part, of each task of an elastic job that did.
+
+    Without tasks that waited in the resource manager's queue for their turn, which were asked for without a node.
+    """
     key = ("job_number", "task", "direction")
     events = (
         select(ResizeRow.began_at, ResizeEventRow.at)
         .join(ResizeEventRow, and_(*(table_of(ResizeRow).c[name] == table_of(ResizeEventRow).c[name] for name in key)))
         .join(JobRow, JobRow.number == ResizeRow.job_number)
-        .where(ResizeRow.began_at >= begin, ResizeRow.began_at < end, ResizeRow.direction == GROW)
+        .where(ResizeRow.began_at >= begin, ResizeRow.began_at < end, ResizeRow.direction == GROW, ResizeRow.node != "")
         .where(ResizeEventRow.state == TaskState.CONFIRMED, ResizeEventRow.at < end, JobRow.static.is_(False))
         .order_by(ResizeRow.job_number, ResizeRow.task)
     )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dl2d.core.backoff_after_failed_starts import doubled
-from dl2d.core.cluster import Node, NodeSet, NodeState, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
@@ -21,7 +21,7 @@ from dl2d.core.resize_guard_state import GuardState, NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TaskChange
-from dl2d.core.task_starts_and_stops import Outcome
+from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.count_failed_starts import gave_up_unconnected
 
 #: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further
@@ -43,12 +43,16 @@ def _retry_at(refusal: NodeRefusal) -> float:
     return refusal.at + doubled(_AVOID_SECONDS, refusal.attempts, _MAX_AVOID_SECONDS)
 
 
-def nodes_avoided_now(guard_state: GuardState, at: float) -> dict[JobKey, tuple[str, ...]]:
-    """The nodes that each job avoids at a time, seconds since 1970."""
-    return {
-        key: tuple(sorted(name for name, found in nodes.items() if at < _retry_at(found)))
-        for key, nodes in guard_state.avoided_nodes.items()
-    }
+def avoided_of_queued(plan: Plan, snapshot: Snapshot, listing: RmListing) -> dict[JobKey, tuple[str, ...]]:
+    """The nodes that jobs with starts without a node avoid at present, of those that they may use."""
+    may_use, all_nodes = snapshot.may_use(), frozenset(node.name for node in listing.nodes)
+    anchors = {job.key: job.anchor for job in snapshot.jobs}
+    avoided = {}
+    for key in {start.job for start in plan.starts if not start.node} & may_use.keys():
+        eligible = listing.eligible_nodes.get(anchors[key])
+        nodes = all_nodes if eligible is None else eligible.nodes & all_nodes
+        avoided[key] = tuple(sorted(nodes - may_use[key]))
+    return avoided
 
 
 def remember_failing_nodes(

@@ -7,9 +7,10 @@ these tasks have a place in the queue like any job, and start on the nodes that 
 elastic jobs give up tasks to them as to jobs of others, since the plug-in lists them among the claims.
 
 They wait beside what the policy decides on the job, which does not see them before they run. As soon as the job has its
-minimum size, from wherever, those that still wait are withdrawn. A job that has not trained yet keeps those that run
-until the others do (``starting_jobs``). Therefore a job that does not train is queued only if its minimum size has no
-more than one task of each role: several jobs that each hold a part of a larger one would wait for one another.
+minimum size, from wherever, those that still wait are withdrawn. A job that has not trained yet keeps what runs until
+the rest does (``starting_jobs``), and no longer than ``MAX_HELD_SECONDS``: otherwise jobs could wait for one another
+for ever. For the same reason such a job is queued only if its minimum size has no more than one task of each role, and
+with its server only when its worker runs, since a server may start long before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from dl2d.tick.avoided_nodes import EmptyNodes
 
 #: For how long jobs of others still count as waiting when none is listed any more.
 WAITED_SECONDS: Final = 60.0
+#: For how long a job that does not train keeps tasks while it lacks others; then all are given up, and queued anew.
+MAX_HELD_SECONDS: Final = 600.0
+#: Maximum number of jobs of which tasks are queued in one tick.
+_MAX_JOBS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class QueueHistory:
     others_at: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that did not train and of which tasks were queued.
     queued: frozenset[JobKey] = frozenset()
+    #: Since when such a job has had tasks that run while it lacked others.
+    held_since: Mapping[JobKey, float] = field(default_factory=dict)
 
 
 def is_queued(task: Task) -> bool:
@@ -85,7 +92,12 @@ def queue_tasks(
         job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
     }
     since = {key: history.lacking_since.get(key, now) for key, at in others_at.items() if now - at < WAITED_SECONDS}
-    needed, stops = _still_needed(queued, lacking, snapshot)
+    begun = {task.job for task in snapshot.tasks if task.state.wanted and task.state is not TaskState.ASKED}
+    held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued & begun}
+    held_since = {key: history.held_since.get(key, now) for key in held}
+    given_up = {key for key, at in held_since.items() if now - at >= MAX_HELD_SECONDS}
+    since = {key: at for key, at in since.items() if key not in given_up}
+    needed, stops = _still_needed(queued, lacking, snapshot, given_up)
     have_queued = {task.job for task in needed}
     starting = {start.job for start in plan.starts}
     # Of the tasks of a job that were queued some may have failed, or may not have been submitted yet.
@@ -93,31 +105,39 @@ def queue_tasks(
         job
         for job in jobs
         if job.key in have_queued or job.key in history.queued or now - since.get(job.key, math.inf) >= queue_seconds
-        if job.key not in unable and job.key not in starting and lacking.may_be_queued(job)
-    ]
+        if not (job.key in unable or job.key in starting or job.key in given_up) and lacking.may_be_queued(job)
+    ][:_MAX_JOBS]
     starts = tuple(_starts(due, lacking, needed, snapshot))
     if starts or stops:
         # The last starts are the replacements of moved tasks.
-        plan = replace(plan, starts=(*starts, *plan.starts), stops=(*plan.stops, *stops))
+        first = plan.first_replacement
+        all_starts = (*plan.starts[:first], *starts, *plan.starts[first:])
+        plan = replace(plan, starts=all_starts, stops=(*plan.stops, *stops))
     known = {*history.queued, *(task.job for task in queued), *(start.job for start in starts)}
     have_tasks = {*have_queued, *(start.job for start in starts)}
     have_tasks |= {task.job for task in snapshot.tasks if task.state.wanted}
     ready = {job.key for job in snapshot.jobs if job.state is JobState.READY}
-    return plan, QueueHistory(since, others_at, frozenset(known & have_tasks & ready))
+    return plan, QueueHistory(since, others_at, frozenset(known & have_tasks & ready - given_up), held_since)
 
 
-def _still_needed(queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot) -> tuple[list[Task], list[Stop]]:
-    """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others."""
-    needed, stops = list[Task](), list[Stop]()
+def _still_needed(
+    queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot, given_up: Collection[JobKey]
+) -> tuple[list[Task], list[Stop]]:
+    """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others.
+
+    Of jobs that are ``given_up`` all tasks stop.
+    """
+    needed = list[Task]()
+    stops = [Stop(task.job, task.id) for task in snapshot.tasks if task.job in given_up and task.state.wanted]
     jobs, room, sizes = {job.key: job for job in snapshot.jobs}, lacking.limit_room(), _sizes(())
     for task in queued:
         sizes[task.job] = size = sizes[task.job].plus(_one(task))
         job = jobs.get(task.job)
         if job is None:  # its coordinator has to be heard first
             needed.append(task)
-        elif (
-            size.count(task.role) > lacking.tasks[job.key].count(task.role) or room.blocked(job, _one(task)) is not None
-        ):
+            continue
+        is_lacked = size.count(task.role) <= lacking.tasks[job.key].count(task.role)
+        if job.key in given_up or not is_lacked or room.blocked(job, _one(task)) is not None:
             stops.append(Stop(task.job, task.id))
         else:
             needed.append(task)
@@ -159,10 +179,13 @@ class _Lacking:
         # Tasks that wait for room on a node may have lost it to others.
         begun = replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED))
         self._begun = begun.held()
-        #: Of jobs that train what they lack of their floors, of others that of their minimum sizes.
+        #: Of jobs that train what they lack of their floors, of others that of their minimum sizes, workers first.
         self.tasks = {
             job.key: floors.get(job.key, job.request.min_size).beyond(self._begun[job.key]) for job in snapshot.jobs
         }
+        for key, lacks in self.tasks.items():
+            if key not in floors and lacks.workers:
+                self.tasks[key] = lacks._replace(ps=0)
         self._snapshot = snapshot
         self._training = floors.keys()
         self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)

@@ -12,7 +12,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
-from dl2d.tick.avoided_nodes import nodes_avoided_now, remember_refused_starts
+from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
@@ -80,7 +80,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
     )  # fmt: skip
     snapshot = replace(
-        snapshot, limits=limits_for_policies(snapshot, context.guard_rules, limits_with_claims, silent=silent),
+        snapshot, limits=limits_for_policies(
+            snapshot, context.guard_rules, limits_with_claims, silent=silent - reconciled.starting
+        ),
         silent=tuple(sorted(silent, key=submit_order)),
     )  # fmt: skip
 
@@ -125,7 +127,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())
-        avoided = nodes_avoided_now(reconciled.guard_state, snapshot.at)
+        avoided = avoided_of_queued(plan, snapshot, reconciled.listing)
         outcome = apply(context, plan, reconciled.jobs, snapshot.at, avoided)
         if any(failure.refused for failure in outcome.failures):
             refused = count_refused(reconciled.guard_state.start_failures, outcome, snapshot.at)
