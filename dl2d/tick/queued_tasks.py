@@ -75,7 +75,7 @@ def queue_tasks(
     listing
         The listing of which the snapshot was made. From an incomplete one nothing is concluded.
     queued
-        Tasks without a node, which the snapshot does not have.
+        Tasks that wait for any node, which the snapshot does not have.
     unable
         Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts.
     queue_seconds
@@ -85,7 +85,7 @@ def queue_tasks(
     """
     if listing.incomplete:
         return plan, history
-    queued = sorted(filter(is_queued, queued), key=lambda task: task.number)
+    queued = sorted(queued, key=lambda task: task.number)
     lacking = _Lacking(snapshot, listing, placement)
     jobs = [job for job in snapshot.jobs if not job.static and any(lacking.tasks[job.key])]
     others_at = {

@@ -29,7 +29,7 @@ from dl2d.tick.given_beyond_demand import with_given
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
-from dl2d.tick.queued_tasks import starting_jobs
+from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
@@ -67,7 +67,7 @@ class Reconciled:
     silent: frozenset[JobKey]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
-    #: Live tasks without a node, which the snapshot does not have.
+    #: Tasks that wait for any node, which the snapshot does not have.
     queued: tuple[Task, ...]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
     backing_off: frozenset[JobKey]
@@ -168,8 +168,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         if stops_asked != guard_state.stops_asked:
             guard_state = replace(guard_state, stops_asked=stops_asked)
             store.keep_guard_state(guard_state)
-    queued = tuple(task for task in elastic.tasks if not task.node)
-    placed = replace(elastic, tasks=tuple(task for task in elastic.tasks if task.node)) if queued else elastic
+    queued = tuple(filter(is_queued, elastic.tasks))
+    placed = (
+        elastic if not queued else replace(elastic, tasks=tuple(task for task in elastic.tasks if not is_queued(task)))
+    )
     shown = placed if acts else placed + static
     shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)

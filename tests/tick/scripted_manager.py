@@ -182,7 +182,7 @@ class ScriptedManager(MemoryManager):
         for job in self.live():
             room = {node.name: node.capacity.minus(node.used) for node in self.nodes}
             held = self._entries[job.handle].held
-            if job.state is RmJobState.PENDING and all(demand.fits_in(room[node]) for node, demand in held):
+            if job.state is RmJobState.PENDING and held and all(demand.fits_in(room[node]) for node, demand in held):
                 self._change(job.handle, RmJobState.RUNNING, "")
 
     def handle_of(self, tag: str) -> str:

@@ -676,7 +676,7 @@ class Site:
             elapsed = now - resized.get(entry.job, float("-inf"))
             # The replacement of a task that is moved was not decided on, so it may end at once.
             request, after = requests[entry.job], entry.allocation
-            most = decided.get(entry.job, Allocation(request.max_workers, request.max_ps))
+            most = decided.get(entry.job, request.max_size).common(request.max_size)
             before = Allocation(*map(min, entry.previous, map(max, most, after)))
             gave_way = any(str(why.gave_way) == "cooldown" for why in entry.guarded)
             grows = after.workers > before.workers or after.ps > before.ps

@@ -123,7 +123,7 @@ def test_what_starts_first_is_kept_until_the_rest_starts_and_given_up_if_that_ta
     wait(world, MAX_HELD_SECONDS - 20)
     assert [(task.role, bool(task.node)) for task in world.tasks(key)] == [("worker", True), ("ps", False)]
     assert world.tick().snapshot.silent == (key,)
-    wait(world, 60)
+    wait(world, 120)
     assert not world.tasks(key)
     wait(world, QUEUE_SECONDS + 60)
     start_the_worker_alone()
