@@ -107,7 +107,9 @@ def _slots_table(slots: Sequence[SlotSummary]) -> Table:
 def _resize_tables(resizes: Sequence[Resize], plans: Sequence[tuple[JobKey, RuntimePlan]]) -> list[Table]:
     parts = []
     if resizes:
-        rows = [(resize.job.id, resize.task, resize.direction, resize.node, _steps(resize)) for resize in resizes]
+        rows = [
+            (resize.job.id, resize.task, resize.direction, resize.node or "-", _steps(resize)) for resize in resizes
+        ]
         parts.append(table(("JOB", "TASK", "RESIZE", "NODE", "STEPS"), rows, title="resizes"))
     if plans:
         parts.append(
