@@ -96,8 +96,9 @@ def queue_tasks(
     held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued & begun}
     held_since = {key: history.held_since.get(key, now) for key in held}
     given_up = {key for key, at in held_since.items() if now - at >= MAX_HELD_SECONDS}
-    since = {key: at for key, at in since.items() if key not in given_up}
     needed, stops = _still_needed(queued, lacking, snapshot, given_up)
+    withdrawn = {stop.job for stop in stops}
+    since = {key: at for key, at in since.items() if key not in withdrawn}
     have_queued = {task.job for task in needed}
     starting = {start.job for start in plan.starts}
     # Of the tasks of a job that were queued some may have failed, or may not have been submitted yet.
