@@ -107,7 +107,7 @@ def queue_tasks(
         for job in jobs
         if job.key in have_queued or job.key in history.queued or now - since.get(job.key, math.inf) >= queue_seconds
         if not (job.key in unable or job.key in starting or job.key in given_up) and lacking.may_be_queued(job)
-    ][:_MAX_JOBS]
+    ]
     starts = tuple(_starts(due, lacking, needed, snapshot))
     if starts or stops:
         # The last starts are the replacements of moved tasks.
@@ -147,16 +147,23 @@ def _still_needed(
 
 
 def _starts(jobs: Iterable[Job], lacking: _Lacking, queued: Sequence[Task], snapshot: Snapshot) -> Iterator[Start]:
-    """The tasks to queue, of those jobs whose limits have room for them beside the tasks that run and wait."""
+    """The tasks to queue, of those jobs whose limits have room for them beside the tasks that run and wait.
+
+    The next tick queues those of further jobs than ``_MAX_JOBS``.
+    """
     room, waiting = lacking.limit_room(), _sizes(queued)
     for job in snapshot.jobs:
         room.take(job, waiting.get(job.key, NOTHING))
+    count = 0
     for job in jobs:
         more = lacking.tasks[job.key].beyond(waiting.get(job.key, NOTHING))
         if any(more) and room.blocked(job, more) is None:
             room.take(job, more)
+            count += 1
             for role in TASK_ROLES:
                 yield from [Start(job.key, role, "", job.request.demand(role))] * more.count(role)
+        if count == _MAX_JOBS:
+            return
 
 
 def _sizes(tasks: Iterable[Task]) -> dict[JobKey, Allocation]:

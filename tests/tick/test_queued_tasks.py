@@ -248,6 +248,15 @@ def test_starts_where_there_is_room_come_before_those_in_the_queue(world: World)
     assert len(queued(world)) >= 2
 
 
+def test_jobs_are_queued_some_in_each_tick(world: World) -> None:
+    for _ in range(70):
+        world.submit()
+    wait(world, QUEUE_SECONDS + 40)
+    assert 60 <= len(queued(world)) <= 70
+    wait(world, 40)
+    assert len(queued(world)) == 70
+
+
 def test_a_daemon_that_starts_again_finds_them_in_the_queue(world: World) -> None:
     key = in_queue(world)
     world.state = TickState(slot=world.state.slot)
