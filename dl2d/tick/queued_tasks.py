@@ -92,11 +92,11 @@ def queue_tasks(
         job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
     }
     since = {key: history.lacking_since.get(key, now) for key, at in others_at.items() if now - at < WAITED_SECONDS}
-    begun = {task.job for task in snapshot.tasks if task.state.wanted and task.state is not TaskState.ASKED}
-    held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued & begun}
+    held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued and lacking.has(job)}
     held_since = {key: history.held_since.get(key, now) for key in held}
     given_up = {key for key, at in held_since.items() if now - at >= MAX_HELD_SECONDS}
-    needed, stops = _still_needed(queued, lacking, snapshot, given_up)
+    room = lacking.limit_room()
+    needed, stops = _still_needed(queued, lacking, snapshot, given_up, room)
     withdrawn = {stop.job for stop in stops}
     since = {key: at for key, at in since.items() if key not in withdrawn}
     have_queued = {task.job for task in needed}
@@ -108,7 +108,7 @@ def queue_tasks(
         if job.key in have_queued or job.key in history.queued or now - since.get(job.key, math.inf) >= queue_seconds
         if not (job.key in unable or job.key in starting or job.key in given_up) and lacking.may_be_queued(job)
     ]
-    starts = tuple(_starts(due, lacking, needed, snapshot))
+    starts = tuple(_starts(due, lacking, needed, room))
     if starts or stops:
         # The last starts are the replacements of moved tasks.
         first = plan.first_replacement
@@ -122,15 +122,15 @@ def queue_tasks(
 
 
 def _still_needed(
-    queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot, given_up: Collection[JobKey]
+    queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot, given_up: Collection[JobKey], room: LimitRoom
 ) -> tuple[list[Task], list[Stop]]:
     """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others.
 
-    Of jobs that are ``given_up`` all tasks stop.
+    Of jobs that are ``given_up`` all tasks stop. ``room`` is then without that of the needed ones.
     """
     needed = list[Task]()
     stops = [Stop(task.job, task.id) for task in snapshot.tasks if task.job in given_up and task.state.wanted]
-    jobs, room, sizes = {job.key: job for job in snapshot.jobs}, lacking.limit_room(), _sizes(())
+    jobs, sizes = {job.key: job for job in snapshot.jobs}, _sizes(())
     for task in queued:
         sizes[task.job] = size = sizes[task.job].plus(_one(task))
         job = jobs.get(task.job)
@@ -146,15 +146,12 @@ def _still_needed(
     return needed, stops
 
 
-def _starts(jobs: Iterable[Job], lacking: _Lacking, queued: Sequence[Task], snapshot: Snapshot) -> Iterator[Start]:
+def _starts(jobs: Iterable[Job], lacking: _Lacking, queued: Sequence[Task], room: LimitRoom) -> Iterator[Start]:
     """The tasks to queue, of those jobs whose limits have room for them beside the tasks that run and wait.
 
     The next tick queues those of further jobs than ``_MAX_JOBS``.
     """
-    room, waiting = lacking.limit_room(), _sizes(queued)
-    for job in snapshot.jobs:
-        room.take(job, waiting.get(job.key, NOTHING))
-    count = 0
+    waiting, count = _sizes(queued), 0
     for job in jobs:
         more = lacking.tasks[job.key].beyond(waiting.get(job.key, NOTHING))
         if any(more) and room.blocked(job, more) is None:
@@ -205,6 +202,10 @@ class _Lacking:
             claim.eligible for claim in listing.claims if not claim.standing and claim.handle not in own
         }
         self._others_wait: dict[frozenset[str], bool] = {}
+
+    def has(self, job: Job) -> bool:
+        """Whether any task of a job has begun to run and is not to leave."""
+        return self._begun[job.key] != NOTHING
 
     def limit_room(self) -> LimitRoom:
         """What limits leave beside the tasks that have begun to run."""

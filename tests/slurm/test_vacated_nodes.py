@@ -28,6 +28,14 @@ WHOLE = {"OverSubscribe": "NO"}
 AS_ASKED = "cpu=1,mem=100M,node=1"
 
 
+def workers_only(most: int, worker: Resources) -> JobRequest:
+    """A request for up to so many workers with a demand, and no parameter server."""
+    return replace(
+        REQUEST, max_workers=most, min_ps=0, max_ps=0, worker=worker, ps=NO_RESOURCES,
+        architecture=Architecture.ALLREDUCE,
+    )  # fmt: skip
+
+
 @dataclass
 class Site:
     """A store and a Slurm that agree on what runs, and a manager between them."""
@@ -126,10 +134,7 @@ def test_what_a_task_holds_beyond_its_demand_is_given_up_as_well(
 
 def test_what_a_job_holds_beyond_its_demand_is_shared_with_other_elastic_jobs(site: Site) -> None:
     """Seven workers of the first job hold all the memory of a node, for which neither of them has asked."""
-    first = replace(
-        REQUEST, max_workers=8, min_ps=0, max_ps=0, worker=Resources.of(cpu=1), ps=NO_RESOURCES,
-        architecture=Architecture.ALLREDUCE,
-    )  # fmt: skip
+    first = workers_only(8, Resources.of(cpu=1))
     second = replace(first, worker=Resources.of(cpu=1, memory=500))
     site.elastic(7, first, [(Role.WORKER, "n1")] * 7, "cpu=1,mem=500M,node=1")
     site.elastic(8, second, [])
@@ -152,9 +157,7 @@ def test_a_task_moves_where_its_demand_has_room(
     site: Site, worker: Resources, cpus: int, memory: int, elsewhere: dict[str, object], why: str
 ) -> None:
     """The only worker of a job, on n1, holds more there than is free on n3; why, Slurm has not said."""
-    request = replace(
-        REQUEST, max_workers=1, min_ps=0, max_ps=0, worker=worker, ps=NO_RESOURCES, architecture=Architecture.ALLREDUCE
-    )
+    request = workers_only(1, worker)
     gpu = int(worker.get("gpu"))
     gres = ",gres/gpu=1,gres/gpu:a100=1" if gpu else ""
     site.elastic(7, request, [(Role.WORKER, "n1")], f"cpu={cpus},mem={memory}M{gres},node=1")
@@ -181,10 +184,7 @@ GIVES_MORE = (
     "PartitionName=gpu OverSubscribe=NO DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED\n"
     + "".join(f"NodeName=n{number} CoresPerSocket=4 CPUTot=8 Sockets=1\n" for number in (1, 2, 3, 4))
 )
-ONE_CPU = replace(
-    REQUEST, max_workers=8, min_ps=0, max_ps=0, worker=Resources.of(cpu=1), ps=NO_RESOURCES,
-    architecture=Architecture.ALLREDUCE,
-)  # fmt: skip
+ONE_CPU = workers_only(8, Resources.of(cpu=1))
 GIVEN = "cpu=2,mem=900M,node=1"
 
 
@@ -253,10 +253,7 @@ def test_a_task_moves_where_what_slurm_gives_it_has_room(site: Site, elsewhere: 
 @pytest.mark.parametrize("accounted", ["", ",gres/gpu={}"], ids=["none", "gres/gpu"])
 def test_a_job_that_waits_for_a_type_of_gpu_gets_nodes_with_it(site: Site, accounted: str) -> None:
     """The only free GPUs are of another type; what the elastic job's tasks hold is of that of their node."""
-    request = replace(
-        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
-        architecture=Architecture.ALLREDUCE,
-    )  # fmt: skip
+    request = workers_only(4, Resources.of(cpu=1, gpu=1))
     site.elastic(7, request, [(Role.WORKER, "n2")] * 4, f"{AS_ASKED}{accounted.format(1)}")
     for row in site.rows[:4]:
         row["tres-per-node"] = "gres/gpu:1"
@@ -288,10 +285,7 @@ def test_tasks_that_asked_for_no_type_of_gpu_give_up_those_that_they_have(
     site: Site, name: str, a100: int, leaving: int
 ) -> None:
     """Slurm shows nothing of types in squeue; the others' GPUs are of the other type."""
-    request = replace(
-        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
-        architecture=Architecture.ALLREDUCE,
-    )  # fmt: skip
+    request = workers_only(4, Resources.of(cpu=1, gpu=1))
     site.elastic(7, request, [(Role.WORKER, "n2")] * 4)
     for row in site.rows[:4]:
         row["tres-per-node"] = "gres:gpu:1"
@@ -314,10 +308,7 @@ SHARDED = {"Gres": "gpu:2,shard:8", "GresUsed": "gpu:2,shard:(null):0(IDX:N/A)",
 
 def on_two_gpus(site: Site) -> None:
     """An elastic job with the two GPUs of n2, of which each has four shares, as has each of n1, which others hold."""
-    request = replace(
-        REQUEST, max_workers=4, min_ps=0, max_ps=0, worker=Resources.of(cpu=1, gpu=1), ps=NO_RESOURCES,
-        architecture=Architecture.ALLREDUCE,
-    )  # fmt: skip
+    request = workers_only(4, Resources.of(cpu=1, gpu=1))
     site.elastic(7, request, [(Role.WORKER, "n2")] * 2)
     for row in site.rows[:2]:
         row["tres-per-node"] = "gres:gpu:1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple
 from dl2d.core.error_wording import did_you_mean, some_of
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Yields
-from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
+from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, command_environment, configured
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import sharing_rule
@@ -21,7 +20,6 @@ from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 _PRIORITY_BASIC: Final = "priority/basic"
-_FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
 #: Modes of preemption that suspend jobs and resume them later.
 _SUSPENDING: Final = frozenset({"SUSPEND", "GANG"})
 
@@ -72,7 +70,7 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Ite
         answer = _commands(settings, environ).run(*SHOW_PARTITIONS)
     except ResourceManagerError:
         return
-    found = [dict(_FIELD.findall(line)) for line in answer.stdout.split("\n") if line.startswith("PartitionName=")]
+    found = [shown_fields(line) for line in answer.stdout.split("\n") if line.startswith("PartitionName=")]
     partitions = {fields["PartitionName"]: fields for fields in found}
     if answer.status != 0 or not partitions:
         return

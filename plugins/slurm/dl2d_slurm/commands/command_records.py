@@ -24,6 +24,8 @@ SHOW_PARTITIONS: Final = ("scontrol", "--all", "--local", "--oneliner", "show", 
 SHOW_NODES: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "node")
 #: Starts each terminator: squeue reads leading digits as the field's width.
 SEPARATOR = "|"
+#: A field of a record of ``scontrol show``.
+_SHOWN: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
 
 
 def new_terminator() -> str:
@@ -47,6 +49,13 @@ def records(text: str, fields: Sequence[str], terminator: str) -> Iterator[dict[
             yield record.strip()
     if remainder.strip():
         yield remainder.strip()
+
+
+def shown_fields(line: str, field: re.Pattern[str] = _SHOWN) -> dict[str, str]:
+    """Fields of a record of ``scontrol show``, by name: of several of one name the first, since what follows may be a
+    text that somebody has written. ``field`` matches the name and the value of one.
+    """
+    return dict(reversed(field.findall(line)))
 
 
 def query_jobs(commands: Commands, fields: Sequence[str], ids: Iterable[str]) -> tuple[Answer, list[dict[str, str]]]:

@@ -26,6 +26,7 @@ from dl2d.core.cluster import parse_tag
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d_slurm.commands.command_records import shown_fields
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import handle_for_users
@@ -151,7 +152,7 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
             if uid:
                 users[uid] = user
             if not user or wanted is None or user in wanted:
-                chosen.append(_fields(line))
+                chosen.append(shown_fields(line, _FIELD))
     associations = [fields for fields in chosen if fields.keys() >= {"Account", "UserName"}]
     children: defaultdict[str, list[str]] = defaultdict(list)
     partitions: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -165,7 +166,7 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
     ]
     for line in lines:
         if line.startswith("QOS="):
-            found += _of_qos(_fields(line), line, users, wanted)
+            found += _of_qos(shown_fields(line, _FIELD), line, users, wanted)
     return tuple(found)
 
 
@@ -173,11 +174,6 @@ def enforces_limits(configuration: str) -> bool:
     """Whether Slurm enforces limits, by the answer of ``scontrol show config``; True if that does not say."""
     enforced = _ENFORCED.search(configuration)
     return enforced is None or not {"limits", "safe", "all"}.isdisjoint(enforced[1].split(","))
-
-
-def _fields(line: str) -> dict[str, str]:
-    # Of a field that a line has twice the first counts: what follows may be a comment.
-    return dict(reversed(_FIELD.findall(line)))
 
 
 def _with_scope(

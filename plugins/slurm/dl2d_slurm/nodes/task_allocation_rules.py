@@ -17,7 +17,7 @@ import structlog
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import EXCLUSIVE_PARTITION, LINEAR, count
-from dl2d_slurm.commands.command_records import SHOW_NODES, SHOW_PARTITIONS
+from dl2d_slurm.commands.command_records import SHOW_NODES, SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, failure
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,6 @@ _ALL_CPUS_FOR_MEMORY: Final = (24, 11)
 _MOST: Final = 1e12
 _VERSION: Final = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
 _SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
-_FIELD: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +107,13 @@ class AllocationRules:
         whole = _NOT_SHARED if settings.get("SelectType") == LINEAR else EXCLUSIVE_PARTITION
         memory = {}
         for line in partitions.splitlines():
-            values = _fields(line)
+            values = shown_fields(line)
             values |= _pairs(values.get("JobDefaults", ""))
             if name := values.get("PartitionName"):
                 memory[name] = _memory_rule(values, settings)
         units = {}
         for line in nodes.splitlines():
-            values = _fields(line)
+            values = shown_fields(line)
             cpus, sockets = _amount(values, "CPUTot"), _amount(values, "Sockets")
             parts = sockets if "SOCKET" in kinds[0] else sockets * _amount(values, "CoresPerSocket")
             units[values.get("NodeName", "")] = max(cpus // parts, 1) if parts else 1
@@ -167,11 +166,6 @@ def _release(version: str) -> tuple[int, int]:
     """Year and month of a version such as 22.05.8; zeros for what is none."""
     match = _VERSION.match(version)
     return (int(match[1]), int(match[2])) if match is not None else (0, 0)
-
-
-def _fields(line: str) -> dict[str, str]:
-    """Fields of a record, by name; of several of one name the first, since others may stand in the text of a reason."""
-    return dict(reversed(_FIELD.findall(line)))
 
 
 def _pairs(text: str) -> dict[str, str]:
