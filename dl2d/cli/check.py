@@ -15,7 +15,7 @@ import typer
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
-from dl2d.cli.daemon_start_check import (
+from dl2d.cli.daemon_preflight import (
     Finding,
     address_problem,
     folder_problem,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dl2d.cli.job_reason_and_remarks import allocation_json
+from dl2d.cli.job_summary import allocation_json
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.cli.shared_options import ConfigOption, JsonOption

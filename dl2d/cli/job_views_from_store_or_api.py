@@ -22,9 +22,9 @@ from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView
 from dl2d.core.json_codec import decode
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
-from pslite.launch.daemon_account_check import trusted_accounts
 from pslite.launch.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, check_private, tls_context
+from pslite.launch.loopback_peer_uid import trusted_accounts
 from pslite.launch.munge_credentials import munge_credential
 
 if TYPE_CHECKING:

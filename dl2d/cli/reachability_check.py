@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dl2d.cli.daemon_start_check import Finding
+from dl2d.cli.daemon_preflight import Finding
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.resource_manager import ProbeManager

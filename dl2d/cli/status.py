@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_health import DaemonHealth
-from dl2d.cli.job_reason_and_remarks import as_of_now, job_json, remark_on, why_of
+from dl2d.cli.job_summary import as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import (
     byte_size,

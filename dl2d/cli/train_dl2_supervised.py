@@ -8,12 +8,12 @@ from typing import Final
 
 import typer
 
-from dl2d.cli.decisions_to_learn_from import RecordedSlots
 from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.trained_policy_replay import check_on_site, replay_line
+from dl2d.cli.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain

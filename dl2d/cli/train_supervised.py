@@ -9,12 +9,12 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.decisions_to_learn_from import recorded_slots
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, imitation_problem, not_better_than
 from dl2d.cli.trained_policy_replay import check_on_site, replay_line
+from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.errors import GateRefused
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.policies.common.training_input_ranges import range_in_words

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.job_reason_and_remarks import allocation_json, as_of_now, job_json, remark_on, why_of
+from dl2d.cli.job_summary import allocation_json, as_of_now, job_json, remark_on, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute

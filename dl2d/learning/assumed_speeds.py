@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.site_history import History
 from dl2d.learning.recorded_days import Day, DayJob
 from dl2d.simulation.speeds.speed_models import Table
 from dl2d.throughput.calibrated_measurements import by_kind

@@ -20,7 +20,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import TrialCase
-from dl2d.learning.recorded_sizes_policy import RecordedScheduler
+from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.split_of_recorded_days import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.cluster import NodeState
-from dl2d.core.history_for_simulation import ClusterState, History, RecordedSizes
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import ClusterState, History, RecordedSizes
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS: Final = 86_400.0

@@ -13,9 +13,9 @@ import numpy as np
 
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import WorkloadError
-from dl2d.core.history_for_simulation import History, RecordedSizes
 from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.progress import Tell, silent
+from dl2d.core.site_history import History, RecordedSizes
 from dl2d.learning.assumed_speeds import with_recorded_times
 from dl2d.learning.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.recorded_days import (

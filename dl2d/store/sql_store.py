@@ -15,14 +15,13 @@ from typing import Literal
 from sqlalchemy import Connection, select, update
 
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
-from dl2d.core.history_for_simulation import History
 from dl2d.core.jobs import JobKey, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
+from dl2d.core.site_history import History
 from dl2d.core.store import LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema
 from dl2d.store.canaries import SqlCanaries
 from dl2d.store.database import Database, StoreLocation
-from dl2d.store.history_for_simulation import read_history
 from dl2d.store.jobs import SqlJobs, report_progress
 from dl2d.store.kind_speeds import speeds
 from dl2d.store.lease import LeaseRow, lease_of
@@ -32,6 +31,7 @@ from dl2d.store.policy_versions import SqlRegistry
 from dl2d.store.resize_guard_state import SqlGuardState
 from dl2d.store.resizes import SqlResizes
 from dl2d.store.row_mapping import upsert
+from dl2d.store.site_history_reader import read_history
 from dl2d.store.slots_and_decisions import SqlSlots
 from dl2d.store.tasks import SqlTasks, keep_task_reports
 

@@ -11,7 +11,7 @@ a policy's checkpoint. Each function of a step below takes the points of one kin
 ``dl2d.policies.dl2.speed_predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
 ``dl2d.policies.common`` has no reference points and takes the first step alone.
 
-Outliers are measured speeds of few jobs that are far from what the other sizes of their kind let one expect. They may
+Outliers are measured speeds of few jobs far from the leave-one-out prediction of their kind's other sizes. They may
 be of jobs that are not of the kind which their users declare, so they are given more noise. Source: Rasmussen and
 Williams, "Gaussian Processes for Machine Learning", 2006, section 5.4.2 (leave-one-out residuals).
 """

@@ -16,10 +16,10 @@ of independent components, with s = (w, p):
 The kernels and the constants of the prior are in ``dl2d.throughput.gaussian_process_kernel``.
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
-U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and
-g = L z at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U),
-selects them from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
-y_k = log y - t - c. Then
+U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and g = L z
+at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U), selects them
+from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
+y_k = log y - t - c. M' is the transpose of M. Then
 
     A_k = (H_k + 0.1^2 I + D_k)^-1                                     (n, n)
     P   = I + L' (sum_k b_k S_k' A_k S_k) L                            (U, U), precision of z given all measurements

@@ -3,7 +3,7 @@
 The covariance functions are of the Matern class with smoothness 3/2 (Rasmussen and Williams, "Gaussian Processes for
 Machine Learning", 2006, equation 4.17):
 
-    k(x, x') = variance * (1 + d) * exp(-d)    with d = sqrt(3) * |x - x'| / length
+    k(x, z) = variance * (1 + d) * exp(-d)    with d = sqrt(3) * |x - z| / length
 
 Inputs x of a size are (log2 w, log2 p, log2 w/p), where it has w workers and p parameter servers; for all-reduce jobs
 log2 w alone. So lengths are in doublings. Variances are of natural logarithms of speed.

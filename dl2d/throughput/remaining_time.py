@@ -37,7 +37,7 @@ def epochs_left(declared: float, done: float) -> float:
     """Epochs that are left, at least a fraction (``MIN_WORK_LEFT``) of the declared ones.
 
     A job that has done more than the declared ones, by more than this fraction, counts as having as many left as it has
-    done. So a user who declares less work than there is is favoured only until that work is done.
+    done. Declaring less work than there is helps a job only until the declared work is done.
     """
     beyond = done - declared
     return done if beyond > MIN_WORK_LEFT * declared else max(-beyond, MIN_WORK_LEFT * declared)

@@ -15,11 +15,11 @@ from cli.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.cli import decisions_to_learn_from, promotion_trial, train_dl2_supervised, train_supervised
-from dl2d.cli.decisions_to_learn_from import recorded_slots
+from dl2d.cli import promotion_trial, train_dl2_supervised, train_supervised, training_decisions
 from dl2d.cli.train_options import site_settings
 from dl2d.cli.train_supervised_report import comparison_lines, imitation_problem, not_better_than
 from dl2d.cli.trained_policy_replay import replay_line
+from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
@@ -282,7 +282,7 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
 def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = site_settings(site, None)
     every = recorded_slots(settings, 2000, None, 0, tell=silent)
-    monkeypatch.setattr(decisions_to_learn_from, "_MAX_JOBS", 10)
+    monkeypatch.setattr(training_decisions, "_MAX_JOBS", 10)
     newest = recorded_slots(settings, 2000, None, 0, tell=silent)
     count = len(newest.slots)
     assert [each.snapshot for each in newest.slots] == [each.snapshot for each in every.slots[-count:]]

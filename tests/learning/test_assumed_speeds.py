@@ -12,14 +12,14 @@ import pytest
 from recorded_site import MONDAY, QUIET_DAYS, record
 
 from dl2d.core.errors import WorkloadError
-from dl2d.core.history_for_simulation import ClusterState, History
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.site_history import ClusterState, History
 from dl2d.learning.assumed_speeds import with_assumed_speeds, with_recorded_times
 from dl2d.learning.digital_twin import Speeds
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.recorded_days import DAY_SECONDS, Day, DayJob
-from dl2d.learning.recorded_sizes_policy import RecordedScheduler
+from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo

@@ -11,7 +11,6 @@ import pytest
 from recorded_site import MONDAY
 
 from dl2d.core.cluster import Node, NodeState
-from dl2d.core.history_for_simulation import ClusterState, History
 from dl2d.core.jobs import (
     NO_LAUNCH,
     NOTHING,
@@ -27,6 +26,7 @@ from dl2d.core.jobs import (
 )
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import ClusterState, History
 from dl2d.learning.recorded_days import DAY_SECONDS, days_of, thinned
 from dl2d.testing import make_nodes, make_request
 

@@ -19,7 +19,7 @@ from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.kvstore.elastic_kvstore import ElasticKVStore
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 
 def run_named(checks):

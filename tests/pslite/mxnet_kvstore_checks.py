@@ -14,7 +14,7 @@ from pslite.mxnet.kvstore.key_group_turns import KeyGroupTurns
 from pslite.mxnet.kvstore.key_table import KeyTable
 from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
 from pslite.mxnet.kvstore.weight_writer import WeightWriter
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 SGD = mx.optimizer.SGD(learning_rate=0.5)
 

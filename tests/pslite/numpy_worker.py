@@ -17,7 +17,7 @@ from pslite.job.learning_rates import Cosine
 from pslite.launch.environment_parsing import architecture_of
 from pslite.testing import pace
 from pslite.worker.elastic_job_base import session_for
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ from pslite.server import Server
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.worker.allreduce.worker import AllReduceWorker
 from pslite.worker.ps.worker import Worker
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 #: why a job fails whose files nobody can write any more
 BEFORE_ITS_FILES = "before it had written what the script saves at its end"

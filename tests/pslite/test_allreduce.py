@@ -30,7 +30,7 @@ from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_sums import Bundle
 from pslite.testing import Resize, run_local
 from pslite.worker.allreduce.gradient_summing import Division, add_slices
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 TORCH = str(Path(__file__).with_name("torch_worker.py"))
 SLOW = ("--step-seconds", "0.02", "--epochs", "8")

@@ -21,7 +21,7 @@ from pslite.errors import SpecError
 from pslite.job.job_spec import LAMB, SGD, Segment
 from pslite.storage.checkpoint_files import Checkpoint, latest
 from pslite.testing import Resize
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 #: of those with deaths of servers; more are gone through by setting it so
 SCHEDULES = int(os.environ.get("PSLITE_SCHEDULES", "8"))

@@ -12,7 +12,7 @@ from rehearsal import QUICK, Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
 
 from pslite.testing import Resize
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 
 def test_same_bits_as_the_static_run(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
-from dl2d_yarn.idle_and_busy_containers import REMOVAL_SECONDS
+from dl2d_yarn.component_containers import REMOVAL_SECONDS
 from dl2d_yarn.task_assignment import MAX_REPORTS_PER_SECOND, ContainerTasks
 from dl2d_yarn.task_records import KEEP_ENDED_SECONDS, Task
 

@@ -24,7 +24,7 @@ from dl2d.core.errors import (
     Unavailable,
     Waiting,
 )
-from dl2d.daemon.api.authentication import may_log_of_address, take_turn
+from dl2d.daemon.api.bearer_authentication import may_log_of_address, take_turn
 from dl2d.daemon.api.job_routes import ROUTERS
 from dl2d.daemon.api.route_dependencies import Services
 

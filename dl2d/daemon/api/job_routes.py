@@ -20,7 +20,7 @@ from dl2d.core.errors import DuplicateJob, RequestError, StoreError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.daemon.api.authentication import (
+from dl2d.daemon.api.bearer_authentication import (
     TOO_MANY_HEARTBEATS,
     ContainerRoute,
     HeartbeatRoute,

@@ -73,7 +73,7 @@ class ClusterJobs:
     frontier: Ints
     #: Whether each job takes part, shape (N, J); the others are padding, or keep what they have.
     takes_part: Bools
-    #: Log of the samples that are left, divided by the seconds of a slot, shape (N, J).
+    #: log(samples left / seconds of a slot), shape (N, J).
     log_work: Floats
     #: Log of the sum of the dominant shares of all jobs at their fastest sizes, shape (N,).
     load: Floats

@@ -39,7 +39,7 @@ from dl2d_yarn.cluster_listing import (
     read_version,
     service_path,
 )
-from dl2d_yarn.idle_and_busy_containers import IdleContainer
+from dl2d_yarn.component_containers import IdleContainer
 from dl2d_yarn.queue_and_growth_limits import (
     Queues,
     idle_limits,

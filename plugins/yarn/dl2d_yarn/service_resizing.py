@@ -17,7 +17,7 @@ from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailab
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.cluster_listing import ServiceDescription, read_service, service_path
-from dl2d_yarn.idle_and_busy_containers import IDLE_SECONDS
+from dl2d_yarn.component_containers import IDLE_SECONDS
 from dl2d_yarn.queue_and_growth_limits import read_pending_reason
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import TASK_ROLES, flex_request

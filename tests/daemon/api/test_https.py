@@ -10,7 +10,7 @@ from daemon.api.api_world import COMMAND, ApiWorld, error
 from self_signed import self_signed
 
 from dl2d.core.errors import ConfigError
-from dl2d.daemon.api import authentication
+from dl2d.daemon.api import bearer_authentication
 from dl2d.daemon.api.server import ApiServer
 from dl2d.testing import OWNER
 from pslite.errors import UsageError
@@ -40,7 +40,7 @@ def test_a_job_registers_over_https_and_verifies_the_daemon(world, certificate, 
     url = "https://{}:{}".format(*world.server.address)
     monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", str(certificate[0]))
     # As of a client on another machine.
-    monkeypatch.setattr(authentication, "is_loopback", lambda _: False)
+    monkeypatch.setattr(bearer_authentication, "is_loopback", lambda _: False)
     assert register(url, body, print).job == key.slug
     monkeypatch.delenv("DL2_DAEMON_CERTIFICATE")
     monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
@@ -75,7 +75,7 @@ def test_plain_http_is_refused_on_both_sides_unless_it_stays_on_this_machine(mon
     try:
         world.add_anchor()
         assert world.register().status_code == 200
-        monkeypatch.setattr(authentication, "is_loopback", lambda _: False)
+        monkeypatch.setattr(bearer_authentication, "is_loopback", lambda _: False)
         refused = world.register()
         assert (refused.status_code, "https only" in error(refused)) == (403, True)
     finally:

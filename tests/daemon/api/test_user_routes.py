@@ -25,7 +25,7 @@ from dl2d.core.jobs import JobKey, JobState, Launch, Owner, User
 from dl2d.core.json_codec import decode
 from dl2d.core.resource_manager import EligibleNodes
 from dl2d.core.store import JobChange, JobList
-from dl2d.daemon.api import authentication
+from dl2d.daemon.api import bearer_authentication
 from dl2d.policies.fifo import Fifo
 from dl2d.store.jobs import MAX_NAMESAKES
 from dl2d.testing import LAUNCH, OWNER, MemoryManager, make_job
@@ -227,7 +227,7 @@ def test_the_credential_of_the_daemons_account_is_for_other_routes(world: UserWo
 
 
 def test_a_credential_crosses_no_network_in_clear_text(world: UserWorld, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(authentication, "is_loopback", lambda _: False)
+    monkeypatch.setattr(bearer_authentication, "is_loopback", lambda _: False)
     answer = world.get(OWNER.uid, "/v1/status")
     assert answer.status_code == 403
     assert "over https only" in error(answer)

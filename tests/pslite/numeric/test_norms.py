@@ -17,7 +17,7 @@ from pslite.net.messages import Clip, Trust
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 
 def spec_of(sizes, rule, *, block_bytes=64, dtype="float32", **changes):

@@ -23,7 +23,7 @@ from pslite.net.tensor_frames import PARAM, PARAM_ROWS, PUSH, Link
 from pslite.numeric.gradient_sums import GradientSums
 from pslite.numeric.sparse_rows import Rows, checked_length, parse
 from pslite.torch import ElasticJob, Group
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 
 BLOCK = Block(0, 0, 20, 40, "float32", SGD(lr=0.1), row=4)  # rows 5 to 14 of a table of width 4
 

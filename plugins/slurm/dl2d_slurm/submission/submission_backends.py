@@ -11,10 +11,10 @@ from dl2d.core.errors import ConfigError, Rejected
 from dl2d_slurm.commands.commands import Answer, Commands
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.settings import Backend, SlurmSettings
-from dl2d_slurm.submission.command_control import CommandControl
 from dl2d_slurm.submission.job_description import job_fields
-from dl2d_slurm.submission.pyslurm_control import PyslurmControl
-from dl2d_slurm.submission.slurmrestd import RestControl
+from dl2d_slurm.submission.pyslurm_backend import PyslurmControl
+from dl2d_slurm.submission.sbatch_backend import CommandControl
+from dl2d_slurm.submission.slurmrestd_backend import RestControl
 
 log = structlog.get_logger(__name__)
 

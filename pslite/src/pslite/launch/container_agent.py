@@ -31,10 +31,10 @@ import psutil
 from pslite.errors import UsageError
 from pslite.job.environment_passed_to_tasks import NODE_VARIABLES
 from pslite.job.job_status import TERMINATED
-from pslite.launch.daemon_account_check import UID_VARIABLE
 from pslite.launch.daemon_http import error_text, fetch
 from pslite.launch.environment_parsing import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
 from pslite.launch.job_registration import Registration, register
+from pslite.launch.loopback_peer_uid import UID_VARIABLE
 from pslite.launch.resource_usage import family, kill
 from pslite.launch.signals import ENDING, handled
 from pslite.net.tls import VARIABLE

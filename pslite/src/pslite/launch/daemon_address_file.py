@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_account_check import UID_VARIABLE
 from pslite.launch.daemon_http import CERTIFICATE_VARIABLE, is_loopback
+from pslite.launch.loopback_peer_uid import UID_VARIABLE
 
 DAEMON_VARIABLE = "DL2_DAEMON"
 _NAME = "dl2d/job-api.json"

@@ -16,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_account_check import check_peer, trusted_accounts
+from pslite.launch.loopback_peer_uid import check_peer, trusted_accounts
 
 #: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
 CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"

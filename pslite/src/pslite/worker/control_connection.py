@@ -35,7 +35,7 @@ from pslite.net.messages import (
 )
 from pslite.storage.checkpoint_files import Saver
 from pslite.worker.progress_reports import Progress, ProgressReports
-from pslite.worker.script_process import FAIL_GRACE_SECONDS, ScriptProcess
+from pslite.worker.script_exit import FAIL_GRACE_SECONDS, ScriptProcess
 from pslite.worker.training_session import Drained
 
 #: maximum number of characters of `Stacks.place`

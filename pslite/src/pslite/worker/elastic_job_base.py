@@ -26,7 +26,7 @@ from pslite.job.shard_and_block_assignment import DEFAULT_SHARDS, sample_slice
 from pslite.launch.environment_parsing import TaskEnvironment, architecture_of, durability_of, role_of, task_environment
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.ps.worker import Worker
-from pslite.worker.session_without_network import SingleSession
+from pslite.worker.single_process_session import SingleSession
 from pslite.worker.training_session import OpenSession, Session
 
 

@@ -1,7 +1,7 @@
 """A worker's view of a job: its weights, its share of the next step, and the exchange that ends a step.
 
 Three kinds: `pslite.worker.ps.worker.Worker` and `pslite.worker.allreduce.worker.AllReduceWorker` in an elastic job,
-and `pslite.worker.session_without_network.SingleSession` without one.
+and `pslite.worker.single_process_session.SingleSession` without one.
 """
 
 from __future__ import annotations

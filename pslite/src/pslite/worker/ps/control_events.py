@@ -49,7 +49,7 @@ class ControlEvents:
     send
         takes messages for the coordinator.
     check
-        looks at what other threads have to say, in the script's thread.
+        handles what other threads have queued, in the script's thread.
     faults
         the worker's fault points.
 

@@ -17,11 +17,9 @@ from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import Header, Link, Receiver
 from pslite.worker.ps.known_plans import PlanTable
 
-#: seconds between two looks at the control connection's news while nothing comes; shorter where a server is in doubt
+#: Seconds between two calls of `check` while nothing comes; shorter while a connection to a server is broken.
 _WAIT_SECONDS = 1.0
 _DOUBT_WAIT_SECONDS = 0.2
-#: how long a broken data connection may take to be there again, or the coordinator to say why it will not
-VERDICT_SECONDS = 10.0
 
 
 class DataPlane:
@@ -67,7 +65,7 @@ class DataPlane:
     # --- the event loop -------------------------------------------------------------------------------------------
 
     def pump(self, done: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Move bytes in both directions until `done`; `check` looks at what other threads have to say."""
+        """Move bytes in both directions until `done`; `check` handles what other threads have queued."""
         while True:
             check()
             self.flush_all()

@@ -15,6 +15,9 @@ from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.state_fetch import StateFetch
 
+#: How long a broken connection to a server may take to be open again, before the worker reports it to the coordinator.
+RECONNECT_SECONDS = 10.0
+
 
 @dataclass(eq=False)
 class Recovery:

@@ -20,13 +20,13 @@ from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.storage.checkpoint_files import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
-from pslite.worker.ps.data_connections import VERDICT_SECONDS, DataPlane
+from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
-from pslite.worker.ps.recovery_from_server_loss import Recovery
+from pslite.worker.ps.recovery_from_server_loss import RECONNECT_SECONDS, Recovery
 from pslite.worker.ps.state_fetch import StateFetch
 from pslite.worker.ps.step_exchange import StepExchange
 from pslite.worker.training_session import Share, StartState
@@ -275,12 +275,12 @@ class Worker(Membership):
         return [self.version - self._fetch.steps_without_gradient[number] for number in blocks]
 
     def _check(self) -> None:
-        """Look at what other threads have to say."""
+        """Handle what other threads have queued."""
         super()._check()
         self._events.take_all()
         client = self._client
         if client is not None:
-            for server, reason in self._plane.overdue(lambda since: client.late(since, VERDICT_SECONDS)):
+            for server, reason in self._plane.overdue(lambda since: client.late(since, RECONNECT_SECONDS)):
                 self._send(Severed(task=server, reason=reason))
 
     # --- a step ---------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import Final
 from sqlalchemy import Connection, and_, select
 
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
-from dl2d.core.history_for_simulation import ClusterState, History, RecordedSizes
 from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
+from dl2d.core.site_history import ClusterState, History, RecordedSizes
 from dl2d.store.jobs import JobRow, job_of
 from dl2d.store.kind_speeds import speeds
 from dl2d.store.membership_changes import RuntimePlanRow, runtime_plan_of

@@ -13,12 +13,12 @@ import pytest
 from recorded_site import MONDAY, Listening, record
 from variants import nightly
 
-from dl2d.core.history_for_simulation import RecordedSizes
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.policy import Policy
+from dl2d.core.site_history import RecordedSizes
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.recorded_sizes_policy import RecordedScheduler
+from dl2d.learning.recorded_scheduler import RecordedScheduler
 from dl2d.learning.split_of_recorded_days import Case, split_history
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf

@@ -9,10 +9,10 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.history_for_simulation import RecordedSizes
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
+from dl2d.core.site_history import RecordedSizes
 
 _REASON: Final = Reason(Constraint.OBSERVED, "size and turn as recorded")
 

@@ -22,8 +22,8 @@ import structlog
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d_slurm.commands.commands import UMASK, Answer, Commands, failure, installed_version, privileged_users
 from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, RpcRate, is_overloaded
-from dl2d_slurm.submission.command_control import CommandControl
 from dl2d_slurm.submission.job_description import job_description
+from dl2d_slurm.submission.sbatch_backend import CommandControl
 
 log = structlog.get_logger(__name__)
 
