@@ -107,12 +107,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     waiting: int = 1
     #: Jobs of higher priority wait before it, so that the manager may not start it although it has room.
     behind_others: bool = False
+    #: A task of an elastic job, not a job of others.
+    is_task: bool = False
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
     #: Of a standing claim on the nodes of a reservation whose jobs may run there now: handles of its anchors; empty for
     #: one on drained nodes. Tasks of all other jobs leave, and no room is kept, since these jobs may not use the nodes.
     #: None for any other claim.
     members: frozenset[str] | None = None
+
+    @property
+    def given_up_with(self) -> tuple[str, bool]:
+        """The claims with which it is given up: those of its user that are tasks, or those that are none."""
+        return self.user, self.is_task
 
 
 class StaticJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -61,7 +61,8 @@ class _Key(NamedTuple):
 class _Kind(NamedTuple):
     """What jobs have in common that are given up together."""
 
-    user: str
+    #: ``Claim.given_up_with``.
+    whose: tuple[str, bool]
     demand: Resources
     limits: frozenset[str]
 
@@ -164,17 +165,17 @@ def make_room_in_limits(
     granted: set[_Key] = set()
     failed: set[_Kind] = set()
     given_up_handles: set[str] = set()
-    given_up_before: dict[str, set[_Kind]] = defaultdict(set)
+    given_up_before: dict[tuple[str, bool], set[_Kind]] = defaultdict(set)
     claims = [(claim, each) for each in held.values() for claim in each.claims]
     for claim, each in sorted(claims, key=lambda pair: -pair[0].priority):
         while elastic and jobs.anchors[elastic[0]].priority >= claim.priority:
             _keep_minimum(elastic.pop(0), jobs, rooms.values())
-        kind, key = _Kind(claim.user, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
+        kind, key = _Kind(claim.given_up_with, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
         mine = [room for name in each.limits for room in by_name[name] if room.needs(claim)]
         if kind in given_up:
-            given_up_before[claim.user].add(kind)
+            given_up_before[kind.whose].add(kind)
             given_up_handles.add(claim.handle)
-        if kind in given_up or kind in failed or len(given_up_before[claim.user]) >= MAX_GIVEN_UP_SHAPES:
+        if kind in given_up or kind in failed or len(given_up_before[kind.whose]) >= MAX_GIVEN_UP_SHAPES:
             continue
         first, before = key not in waited, history.waited.get(key, _Waited())
         if first:
@@ -251,7 +252,7 @@ def _given_up(history: LimitHistory, expired: Iterable[_Held], now: float) -> di
     for each in expired:
         for claim in each.claims:
             if _Key(claim.handle, claim.waiting) in history.waited:
-                given_up[_Kind(claim.user, claim.demand, each.limits)] = now
+                given_up[_Kind(claim.given_up_with, claim.demand, each.limits)] = now
     return given_up
 
 

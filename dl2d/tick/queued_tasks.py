@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState, parse_tag
+from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
 from dl2d.core.limit_room import LimitRoom
 from dl2d.core.placement import Placement
@@ -196,11 +196,8 @@ class _Lacking:
         self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
         self._empty = EmptyNodes(listing.nodes, placement)
         self._eligible_nodes = listing.eligible_nodes
-        own = {job.handle for job in listing.jobs if parse_tag(job.tag) is not None}
         #: The nodes for which jobs of others wait; None for all.
-        self._waited_for = {
-            claim.eligible for claim in listing.claims if not claim.standing and claim.handle not in own
-        }
+        self._waited_for = {claim.eligible for claim in listing.claims if not claim.standing and not claim.is_task}
         self._others_wait: dict[frozenset[str], bool] = {}
 
     def has(self, job: Job) -> bool:

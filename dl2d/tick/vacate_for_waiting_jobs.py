@@ -12,10 +12,10 @@ later, running tasks stay and no new ones start, if all elastic jobs that may us
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
-claim is given up, with all like it of that user, and tried again after ``RETRY_SECONDS``, or as soon as no jobs wait
-before it for the first time, if some did until then. If planned nodes were vacated before all that the job needs could
-be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later, they are released, and nothing is vacated for it
-until all its nodes can be.
+claim is given up, with all like it of that user (elastic tasks and other jobs apart), and tried again after
+``RETRY_SECONDS``, or as soon as no jobs wait before it for the first time, if some did until then. If planned nodes
+were vacated before all that the job needs could be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later,
+they are released, and nothing is vacated for it until all its nodes can be.
 
 A claim may lose nodes again before all tasks have left them: replacements of these may have started elsewhere than the
 search had found room for them, so that the others have none. The replacements then end, and the search finds the same
@@ -109,7 +109,7 @@ def claim_nodes(
         (_not_behind_later_others(claim, history) for claim in listing.claims if claim.handle not in excluded_handles),
         key=lambda claim: (claim.standing, -claim.priority),
     )
-    first_in_line = {_key(claim): (claim.user, _shape(claim)) for claim in claims if not claim.behind_others}
+    first_in_line = {_key(claim): _kind(claim) for claim in claims if not claim.behind_others}
     newly_first = {kind for key, kind in first_in_line.items() if key not in history.was_first}
     lost_nodes = _LostNodes(history, claims, now)
     resting = lost_nodes.resting()
@@ -117,7 +117,7 @@ def claim_nodes(
         (
             each
             for each in history.given_up
-            if now - each.at < RETRY_SECONDS and not (each.behind_others and (each.user, each.shape) in newly_first)
+            if now - each.at < RETRY_SECONDS and not (each.behind_others and each.kind in newly_first)
         ),
         resting,
     )
@@ -163,7 +163,7 @@ def claim_nodes(
                 unused = unused_times.of_planned_nodes(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             search.undo_last()
-            given_up.claims.append(GivenUpClaim(claim.user, shape, now, partial, claim.behind_others))
+            given_up.claims.append(GivenUpClaim(_kind(claim), now, partial, claim.behind_others))
             continue
         if found is not None and found.nodes:
             granted.append(found)
@@ -213,7 +213,7 @@ def _key(claim: Claim) -> ClaimKey:
 
 
 def _kind(claim: Claim) -> ClaimKind:
-    return claim.user, _shape(claim)
+    return claim.given_up_with, _shape(claim)
 
 
 def _shape(claim: Claim) -> ClaimShape:
@@ -245,9 +245,9 @@ class _SearchTurns:
         """Standing claims, those under handles that had nodes in the last tick, those of the first ``MAX_EXAMINED``
         kinds, and those whose shape has its turn. Claims that were given up have no turn.
         """
-        allowed: dict[tuple[str, ClaimShape], bool] = {}
+        allowed: dict[ClaimKind, bool] = {}
         for claim in claims:
-            kind = claim.user, _shape(claim)
+            kind = _kind(claim)
             if not claim.standing and kind not in allowed:
                 allowed[kind], _ = given_up.allow_next(claim)
         shapes = dict.fromkeys(shape for (_, shape), may_get_all in allowed.items() if may_get_all)
@@ -260,8 +260,7 @@ class _SearchTurns:
         had_nodes = {handle for handle, _ in self._history.nodes}
         examined = []
         for claim in claims:
-            shape = _shape(claim)
-            has_turn = shape in self._due or (claim.user, shape) in looked_at
+            has_turn = _shape(claim) in self._due or _kind(claim) in looked_at
             if claim.standing or claim.handle in had_nodes or has_turn:
                 examined.append(claim)
         return examined
@@ -373,8 +372,8 @@ class _GivenUp:
     def __init__(self, claims: Iterable[GivenUpClaim], resting: Collection[ClaimKind]) -> None:
         self.claims = list(claims)
         self._resting = resting
-        #: Shapes that were given up, of the claims so far, by user.
-        self._given_up_so_far: dict[str, set[ClaimShape]] = defaultdict(set)
+        #: Shapes that were given up, of the claims so far, by whose they are.
+        self._given_up_so_far: dict[tuple[str, bool], set[ClaimShape]] = defaultdict(set)
 
     def allow_next(self, claim: Claim) -> tuple[bool, bool]:
         """Whether a claim may get all its room now, and whether its planned nodes may be vacated before that.
@@ -386,13 +385,9 @@ class _GivenUp:
         its user. A claim like one of its user that was given up may not have planned nodes vacated, and gets all its
         room only if that one was ``partial``. One that was given up behind others counts only for claims behind others.
         """
-        shape, so_far = _shape(claim), self._given_up_so_far[claim.user]
-        alike = [
-            each
-            for each in self.claims
-            if (each.user, each.shape) == (claim.user, shape) and (claim.behind_others or not each.behind_others)
-        ]
-        is_held = len(so_far) >= MAX_GIVEN_UP_SHAPES or (claim.user, shape) in self._resting
+        kind, so_far = _kind(claim), self._given_up_so_far[claim.given_up_with]
+        alike = [each for each in self.claims if each.kind == kind and (claim.behind_others or not each.behind_others)]
+        is_held = len(so_far) >= MAX_GIVEN_UP_SHAPES or kind in self._resting
         if alike:
-            so_far.add(shape)
+            so_far.add(_shape(claim))
         return not is_held and all(each.partial for each in alike), not is_held and not alike

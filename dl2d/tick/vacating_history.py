@@ -13,8 +13,8 @@ from dl2d.core.resources import Resources
 
 #: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
 ClaimShape: TypeAlias = tuple[object, ...]
-#: User and shape.
-ClaimKind: TypeAlias = tuple[str, ClaimShape]
+#: Whose they are (``Claim.given_up_with``), and their shape.
+ClaimKind: TypeAlias = tuple[tuple[str, bool], ClaimShape]
 
 
 class ClaimKey(NamedTuple):
@@ -39,8 +39,7 @@ class VacatedNode(NamedTuple):
 class GivenUpClaim(NamedTuple):
     """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
 
-    user: str
-    shape: ClaimShape
+    kind: ClaimKind
     #: When it was given up, seconds on a monotonic clock.
     at: float
     #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that

@@ -168,8 +168,9 @@ class ScriptedManager(MemoryManager):
         return started
 
     def _claims_of_queued(self) -> list[Claim]:
+        priority = self.anchor_priority + 1
         return [
-            Claim(handle=job.handle, user=job.user, priority=self.anchor_priority + 1, nodes=1, demand=task.demand)
+            Claim(handle=job.handle, user=job.user, priority=priority, nodes=1, demand=task.demand, is_task=True)
             for job, task in self._waiting_in_queue()
         ]
 

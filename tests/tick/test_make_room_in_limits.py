@@ -130,8 +130,8 @@ def world() -> Iterator[World]:
     world.close()
 
 
-def job_of_bob(handle: str = "17", priority: int = 9000, gpus: int = 3) -> Claim:
-    return Claim(handle=handle, user="bob", priority=priority, nodes=1, demand=Resources.of(cpu=1, gpu=gpus))
+def job_of_bob(handle: str = "17", priority: int = 9000, gpus: int = 3, **more: bool) -> Claim:
+    return Claim(handle=handle, user="bob", priority=priority, nodes=1, demand=Resources.of(cpu=1, gpu=gpus), **more)
 
 
 def follow(world: World, ticks: int = 10, seconds: float = 1.0) -> list[str]:
@@ -223,6 +223,16 @@ def test_a_job_that_does_not_start_although_the_limit_has_room_is_given_up_for_a
     assert 5 <= smaller.index(again) <= 12
     assert 64 <= again <= 70
     assert world.has(key) == (8, 1)
+
+
+def test_a_job_of_a_user_is_not_given_up_with_waiting_elastic_tasks_of_the_user(world: World) -> None:
+    key = filled(world)
+    world.manager.reasons = {"17": "limit"}
+    world.manager.add(job_of_bob(is_task=True))
+    follow(world, 20, 60.0)
+    assert world.has(key) == (8, 1)
+    world.manager.add(job_of_bob("18", priority=1000))
+    assert follow(world, 10) == ["18"]
 
 
 def test_a_job_that_waits_for_nodes_although_its_limit_has_room_is_given_up_for_an_hour(world: World) -> None:

@@ -367,6 +367,25 @@ def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, c
     assert "900" in {each.handle for each in world.tick(1.0).snapshot.claims}
 
 
+@pytest.mark.parametrize("first_are_tasks", [True, False])
+def test_a_users_waiting_elastic_tasks_and_other_jobs_are_not_given_up_with_one_another(
+    world: World, first_are_tasks: bool
+) -> None:
+    world.settled(max_workers=8, max_ps=8)
+    demands = [Resources.of(cpu=2 + number) for number in range(5)]
+    first = [claim(str(number), demand=demand, is_task=first_are_tasks) for number, demand in enumerate(demands)]
+    world.manager.claims = first
+    for _ in range(90):
+        world.tick(30.0)
+        world.beat()
+    assert not world.tick(1.0).snapshot.claims
+    alike = claim("900", priority=1000, demand=demands[0])
+    world.manager.claims = [*first, structs.replace(alike, is_task=first_are_tasks)]
+    assert not world.tick(1.0).snapshot.claims
+    world.manager.claims = [*first, structs.replace(alike, is_task=not first_are_tasks)]
+    assert [each.handle for each in world.tick(1.0).snapshot.claims] == ["900"]
+
+
 def test_a_job_that_could_not_start_yet_is_not_given_up_with_those_behind_it(world: World) -> None:
     """They would delay it, so that they are not started on free nodes either."""
     occupy(world, "7", "n4")

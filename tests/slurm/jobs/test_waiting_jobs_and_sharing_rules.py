@@ -198,6 +198,7 @@ def test_a_task_that_was_submitted_without_a_node_is_a_claim_until_it_runs(
     (claim,) = manager.listing(tasks=[live_task("8", TAG, node="")]).claims
     assert (claim.handle, claim.user, claim.priority, claim.nodes) == ("8", "alice", 9000, 1)
     assert claim.demand == Resources.of(cpu=1, memory=100)
+    assert claim.is_task
     assert not manager.listing(tasks=[live_task("8", TAG, node="n1")]).claims
     slurm.answer("squeue", rows=[anchor, job_row(8, Comment=TAG, UserName="alice")])
     assert not manager.listing(tasks=[live_task("8", TAG, node="")]).claims

@@ -285,7 +285,7 @@ def _waiting(listed: Iterable[_Listed]) -> dict[tuple[str, str], WaitingJob]:
     waiting: dict[tuple[str, str], WaitingJob] = {}
     for each in listed:
         if each.job.state is RmJobState.PENDING:
-            found = waiting_job(each.record, each.room, each.job.shown_id)
+            found = waiting_job(each.record, each.room, each.job.shown_id, is_task=each.task is not None)
             if found is not None and not memory_counts and not found.limit_reason:
                 found = dataclasses.replace(found, claim=replace(found.claim, demand=without_memory(each.room)))
             if found is not None:

@@ -83,9 +83,11 @@ class WaitingJob:
     limit_reason: str = ""
 
 
-def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> WaitingJob | None:
+def waiting_job(
+    record: Mapping[str, str], demand: Resources, shown_id: str, *, is_task: bool = False
+) -> WaitingJob | None:
     """The job of a record of squeue that waits, if it waits for room, on nodes or in a limit that other jobs fill;
-    ``demand`` is that on all its nodes.
+    ``demand`` is that on all its nodes, and ``is_task`` says whether it is dl2d's.
 
     A job with a reservation waits for the nodes of that, where others run nothing.
     """
@@ -105,6 +107,7 @@ def waiting_job(record: Mapping[str, str], demand: Resources, shown_id: str) -> 
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
         behind_others=reason == "Priority",
+        is_task=is_task,
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
