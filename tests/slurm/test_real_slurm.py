@@ -639,6 +639,54 @@ def wait_until_running(cluster: SlurmCluster, jobs: list[str]) -> None:
     cluster.wait_until(lambda: all(cluster.job_state(job) == "RUNNING" for job in jobs), "all run", timeout=30)
 
 
+#: Of jobs on nodes of eight CPUs.
+RIGID = (
+    "-n3",
+    "-c3",
+    "-n3 --hint=nomultithread",
+    "-c3 --mem=500 --threads-per-core=1",
+    "-n2 -c2 --ntasks-per-core=2",
+    "-n3 --mem-per-cpu=150 --ntasks-per-core=1",
+    "--gres=gpu:2 --cpus-per-gpu=3 --mem=500",
+    "--mincpus=5 --mem=500",
+)
+
+
+@pytest.mark.parametrize(
+    ("threads", "configuration"),
+    [
+        pytest.param(1, "", id="no threads"),
+        pytest.param(2, "", id="cores"),
+        pytest.param(2, "SelectTypeParameters=CR_Core_Memory,CR_ONE_TASK_PER_CORE", id="one task on each core"),
+        pytest.param(2, "SelectTypeParameters=CR_CPU_Memory", id="CPUs"),
+    ],
+)
+def test_a_job_that_waits_claims_what_slurm_will_allocate(threads: int, configuration: str) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    # With one task on each core, releases differ in what a minimum means.
+    rigid = RIGID[:-1] if "ONE_TASK" in configuration else RIGID
+    nodes = len(rigid) + 1
+    with (
+        SlurmCluster(nodes=nodes, threads=threads, extra=configuration) as cluster,
+        closing(manager_of(cluster)) as manager,
+    ):
+        bob = cluster.add_user("bob")
+        anchor = cluster.submit_as(bob, ANCHOR, f"--nodelist=n{nodes}")
+        holding = [cluster.submit_as(bob, ANCHOR, "--exclusive", f"--nodelist={node}") for node in cluster.nodes[:-1]]
+        wait_until_running(cluster, [anchor, *holding])
+        waiting = [
+            cluster.submit_as(bob, ANCHOR, f"--nodelist={node}", *options.split())
+            for node, options in zip(cluster.nodes, rigid, strict=False)
+        ]
+        cluster.wait_until(lambda: len(manager.listing().claims) == len(rigid), "all wait for room")
+        claimed = {claim.handle: claim.demand for claim in manager.listing().claims}
+        cluster.run("scancel", *holding)
+        wait_until_running(cluster, waiting)
+        used = [node.used for node in manager.listing().nodes]
+        assert [claimed[job] for job in waiting] == used[:-1]
+
+
 def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() -> None:
     """Each task demands a CPU, and gets two with 360 MiB: memory for the anchor and one task on its node, two on n2."""
     if reason := why_not():

@@ -41,9 +41,9 @@ from dl2d_slurm.commands.commands import (
     installed_version,
 )
 from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.jobs.allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
-from dl2d_slurm.jobs.jobs_with_all_memory import JobsWithAllMemory
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
 from dl2d_slurm.jobs.stopping import Stopper
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
@@ -54,6 +54,7 @@ from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     highest_priority,
     share_limits,
     standing_claims,
+    with_given,
 )
 from dl2d_slurm.limits.association_limits import AssociationLimits
 from dl2d_slurm.limits.limits_from_reason_codes import with_limits
@@ -63,7 +64,6 @@ from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved, without_magnetic
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
-from dl2d_slurm.nodes.task_allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.partitions import (
     Partition,
@@ -72,7 +72,13 @@ from dl2d_slurm.submission.partitions import (
     task_partitions,
     task_time_limit,
 )
-from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions, site_options, time_limit_minutes
+from dl2d_slurm.submission.sbatch_options import (
+    NO_OPTIONS,
+    AnchorOptions,
+    site_options,
+    threads_of_core,
+    time_limit_minutes,
+)
 from dl2d_slurm.submission.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
 from dl2d_slurm.submission.submission_backends import PARALLEL_SUBMITS, job_control
 
@@ -153,9 +159,9 @@ class SlurmManager:
         self._partitions: Mapping[str, Partition] = {}
         #: Of jobs with tasks, and of waiting jobs.
         self._excluded = ExcludedNodes(self._commands)
-        self._with_all_memory = JobsWithAllMemory(self._commands)
         self._device_types = DeviceTypes(self._commands)
         self._site_options = site_options(settings.sbatch_options)
+        self._site_threads = threads_of_core(settings.sbatch_options)
         #: Maximum time limit of task jobs by the settings.
         minutes = time_limit_minutes(settings.time_limit) if settings.time_limit else None
         self._max_task_seconds = math.inf if minutes is None else 60.0 * minutes
@@ -246,7 +252,6 @@ class SlurmManager:
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
-        with_all_memory = self._with_all_memory.among(waiting, set(self._capacities.values())) if anchors else ()
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
@@ -261,7 +266,9 @@ class SlurmManager:
             ),
             claims=(
                 *claims(
-                    [self._with_excluded(job) for job in waiting], eligibility.of, self._capacities, with_all_memory
+                    with_given(map(self._with_excluded, waiting), eligibility.of, self._capacities, rules),
+                    eligibility.of,
+                    self._capacities,
                 ),
                 *reservation_claims(
                     reservations, {job.handle: (job.user, anchors[job.handle]) for job in running}, now
@@ -271,7 +278,7 @@ class SlurmManager:
             ),
             limit_claims=tuple(
                 structs.replace(job.claim, handle=handle)
-                for job in jobs.waiting_for_limits
+                for job in with_given(jobs.waiting_for_limits, eligibility.of, self._capacities, rules)
                 if (handle := handle_for_users(job)) in limited
             ),
             whole_nodes=frozenset(
@@ -305,7 +312,7 @@ class SlurmManager:
             if key not in found:
                 known = (partitions[name].nodes for name in names.split(",") if name in partitions)
                 nodes = frozenset[str]().union(*known) if usable is None else usable.nodes
-                found[key] = rules.given(names, nodes, self._settings.default_memory_mib)
+                found[key] = rules.given(names, nodes, self._settings.default_memory_mib, self._site_threads)
             if (given := found[key]) is not None:
                 of_anchors[handle] = given
         return of_anchors

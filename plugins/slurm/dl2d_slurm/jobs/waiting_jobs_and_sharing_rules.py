@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -25,6 +25,8 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
+from dl2d_slurm.jobs.allocation_rules import AllocationRules, CpuUnit
+from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus
 from dl2d_slurm.jobs.gpu_shares import has_shares, with_gpus_of_shares
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule
@@ -33,7 +35,7 @@ from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
 WAITING_FIELDS: Final = (
-    *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", "NumTasks"),
+    *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", *CPU_FIELDS),
     *("tres-per-task", "tres-per-job", *EXCLUSIVE_FIELDS),
 )
 #: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
@@ -79,6 +81,7 @@ class WaitingJob:
     #: since a user may make them long.
     required: str
     planned: str
+    cpus: RequestedCpus
     #: The reason for which it waits where that is a limit of running jobs; "" where it waits for room on nodes.
     limit_reason: str = ""
 
@@ -112,7 +115,10 @@ def waiting_job(
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
     lists = value_or_empty(record["ReqNodes"]), value_or_empty(record["SchedNodes"])
-    return WaitingJob(claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists, reason if for_limit else "")
+    cpus = RequestedCpus.of(record)
+    return WaitingJob(
+        claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists, cpus, reason if for_limit else ""
+    )
 
 
 def each_task(waiting: Mapping[tuple[str, str], WaitingJob], running: Mapping[str, int]) -> Iterator[WaitingJob]:
@@ -171,16 +177,48 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
     return [by_priority[place] for place in sorted(places)]
 
 
-def claims(
-    waiting: Iterable[WaitingJob],
-    eligible_nodes: Callable[[AnchorOptions, float | None, str], EligibleNodes | None],
-    capacities: Mapping[str, Resources],
-    with_all_memory: Collection[str] = (),
-) -> tuple[Claim, ...]:
-    """The claims of jobs with their nodes.
+#: Says which nodes a job may use, by its options, time limit and user; None for all.
+EligibleNodesOf: TypeAlias = Callable[[AnchorOptions, float | None, str], EligibleNodes | None]
 
-    ``eligible_nodes`` says which nodes a job may use, by its options, time limit and user; None for all. ``capacities``
-    are those of all nodes. Jobs that are given all memory of their nodes, by handle, demand none beside.
+
+def with_given(
+    waiting: Iterable[WaitingJob],
+    eligible_nodes: EligibleNodesOf,
+    capacities: Mapping[str, Resources],
+    rules: AllocationRules,
+) -> Iterator[WaitingJob]:
+    """The jobs with demands of what Slurm will give them on their nodes; ``capacities`` are those of all nodes.
+
+    Where nodes differ in what they give, this is the most on nodes that are large enough.
+    """
+
+    # Jobs with the same options share one answer.
+    @cache
+    def kinds_of(nodes: frozenset[str] | None) -> Collection[tuple[CpuUnit, Resources]]:
+        names = capacities if nodes is None else nodes & capacities.keys()
+        return sorted({(rules.unit(name), capacities[name]) for name in names}, key=lambda kind: kind[0], reverse=True)
+
+    for job in waiting:
+        found, claim = eligible_nodes(job.options, job.limit, job.claim.user), job.claim
+        memory_of_cpu, demands = rules.default_memory_of_cpu(job.options.partition), dict[CpuUnit, Resources]()
+        for unit, capacity in kinds_of(None if found is None else found.nodes):
+            if unit not in demands:
+                demands[unit] = job.cpus.given(claim.demand, claim.nodes, unit, rules, memory_of_cpu)
+            if demands[unit].get("cpu") <= capacity.get("cpu") * claim.nodes:
+                break
+        else:
+            unit = min(demands, default=CpuUnit())
+        demand = demands.get(unit, claim.demand)
+        yield job if demand == claim.demand else dataclasses.replace(job, claim=replace(claim, demand=demand))
+
+
+def claims(
+    waiting: Iterable[WaitingJob], eligible_nodes: EligibleNodesOf, capacities: Mapping[str, Resources]
+) -> Iterator[Claim]:
+    """The claims of jobs with their nodes; ``capacities`` are those of all nodes.
+
+    squeue shows for a job that gets all memory of its nodes (``--mem=0``, or no ``--mem`` where no default is set) the
+    memory of one node that it may get, and a minimum of 0. Its claim demands none beside.
     """
 
     # Jobs with the same options share one answer.
@@ -188,22 +226,18 @@ def claims(
     def capacities_of(nodes: frozenset[str] | None) -> frozenset[Resources]:
         return frozenset(capacity for name, capacity in capacities.items() if nodes is None or name in nodes)
 
-    def demand_of(claim: Claim, found: EligibleNodes | None) -> Resources:
-        if not has_shares(claim.demand):
-            return claim.demand
-        return with_gpus_of_shares(claim.demand, capacities_of(None if found is None else found.nodes))
-
-    eligible = ((job, eligible_nodes(job.options, job.limit, job.claim.user)) for job in waiting)
-    return tuple(
-        replace(
+    sizes = {capacity.get("memory") for capacity in capacities.values()}
+    for job in waiting:
+        found, demand = eligible_nodes(job.options, job.limit, job.claim.user), job.claim.demand
+        if has_shares(demand):
+            demand = with_gpus_of_shares(demand, capacities_of(None if found is None else found.nodes))
+        memory = demand.get("memory") / job.claim.nodes
+        all_memory = len(sizes) > 1 and memory in sizes and not job.cpus.memory
+        yield replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
-            required=frozenset(hosts(job.required)), planned=hosts(job.planned),
-            all_memory=(all_memory := job.claim.handle in with_all_memory),
+            required=frozenset(hosts(job.required)), planned=hosts(job.planned), all_memory=all_memory,
             demand=without_memory(demand) if all_memory else demand,
-        )
-        for job, found in eligible
-        for demand in (demand_of(job.claim, found),)
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 def without_memory(demand: Resources) -> Resources:

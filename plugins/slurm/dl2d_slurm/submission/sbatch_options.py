@@ -14,6 +14,7 @@ from dl2d.core.errors import Rejected
 from dl2d_slurm.commands.command_output_values import (
     EXCLUSIVE_FIELDS,
     TIME_SPAN,
+    count,
     name_or_empty,
     time_span,
     timestamp,
@@ -135,6 +136,17 @@ def site_options(given: Iterable[str]) -> dict[str, str]:
     """Fields of ``AnchorOptions`` that options for all task jobs (``sbatch_options``) set."""
     pairs = (option.partition("=") for option in given)
     return {_SITE_OPTIONS[name]: value for name, _, value in pairs if name in _SITE_OPTIONS}
+
+
+def threads_of_core(given: Iterable[str]) -> int:
+    """How many threads of each core tasks use at most by options for all task jobs; 0 where they do not say."""
+    found = 0
+    for name, _, value in (option.partition("=") for option in given):
+        if name == "--hint":
+            found = 0 if value == "multithread" else 1
+        elif name == "--threads-per-core":
+            found = count(value) or 0
+    return found
 
 
 #: Options of an anchor that is not listed.

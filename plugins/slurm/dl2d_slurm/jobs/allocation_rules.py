@@ -1,4 +1,4 @@
-"""What Slurm gives a task beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
+"""What Slurm gives a job beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
 
 Tried with Slurm 22.05, 24.11 and 26.05: tests/slurm/test_real_slurm.py.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -30,7 +30,7 @@ _NOT_SHARED: Final = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|E
 #: The first release of which it is known that it gives all CPUs that memory needs (``GivenToTask``).
 _ALL_CPUS_FOR_MEMORY: Final = (24, 11)
 #: Maximum amount: ``Resources`` knows none larger.
-_MOST: Final = 1e12
+MOST: Final = 1e12
 _VERSION: Final = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
 _SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
 
@@ -45,13 +45,44 @@ class MemoryRule:
     most_per_cpu: int = 0
 
 
+class CpuUnit(NamedTuple):
+    """How many CPUs of a node are given to jobs together."""
+
+    #: Those of a core.
+    core: int = 1
+    #: Those that are given to one job as a whole: of a core, or of a socket.
+    whole: int = 1
+
+    def given(self, cpus: float, threads: int = 0, least_cores: int = 0) -> tuple[int, int]:
+        """CPUs that a job gets that asks for so many, and for how many of them default memory is counted.
+
+        Parameters
+        ----------
+        threads
+            How many CPUs of each core it uses at most (``--threads-per-core``, ``--hint=nomultithread``); 0 for all.
+        least_cores
+            How many cores it gets in any case.
+        """
+        cores = max(self.cores(cpus, threads), least_cores)
+        all_cpus = -(-cores * self.core // self.whole) * self.whole
+        return all_cpus, all_cpus * self._used(threads) // self.core
+
+    def cores(self, cpus: float, threads: int) -> int:
+        """Number of cores on which a job has so many CPUs; ``threads`` as above."""
+        return math.ceil(cpus / self._used(threads))
+
+    def _used(self, threads: int) -> int:
+        return min(threads or self.core, self.core)
+
+
 @dataclass(frozen=True, slots=True)
 class GivenToTask:
     """What each task of a job gets: the least by the partitions in one of which it will run (``RmListing.given``)."""
 
     partitions: Collection[MemoryRule]
-    #: CPUs are given in multiples of this number: those of a core, or of a socket.
-    cpu_unit: int = 1
+    cpu_unit: CpuUnit
+    #: ``CpuUnit.given``, of an option for all task jobs.
+    threads: int = 0
     #: Whether memory is a resource of which nodes run out.
     memory_counts: bool = True
     #: Whether memory for each CPU is counted for the CPUs that were asked for (``CR_CPU``), not for those that are
@@ -76,12 +107,12 @@ class GivenToTask:
             cpus = max(asked, math.ceil(memory / rule.most_per_cpu))
         elif rule.most_per_cpu and memory and not gpus:
             cpus = asked * max(math.ceil(memory / rule.most_per_cpu) // asked, 1)
-        given = -(-cpus // self.cpu_unit) * self.cpu_unit
+        given, with_memory = self.cpu_unit.given(cpus, self.threads)
         if rule.per_gpu and gpus and not demand.get("memory"):
             memory = rule.per_gpu * gpus
         elif per_cpu:
-            memory = per_cpu * (cpus if self.memory_of_asked_cpus else given)
-        return Resources.of(cpu=min(given, _MOST), memory=min(memory, _MOST) if self.memory_counts else 0)
+            memory = per_cpu * (cpus if self.memory_of_asked_cpus else with_memory)
+        return Resources.of(cpu=min(given, MOST), memory=min(memory, MOST) if self.memory_counts else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +122,8 @@ class AllocationRules:
     #: Partitions that give each job nodes of its own.
     whole_nodes: frozenset[str] = frozenset()
     memory: Mapping[str, MemoryRule] = field(default_factory=dict)
-    #: ``GivenToTask.cpu_unit`` by node.
-    cpu_units: Mapping[str, int] = field(default_factory=dict)
+    #: By node.
+    cpu_units: Mapping[str, CpuUnit] = field(default_factory=dict)
     memory_counts: bool = True
     memory_of_asked_cpus: bool = False
     all_cpus_for_memory: bool = False
@@ -115,8 +146,8 @@ class AllocationRules:
         for line in nodes.splitlines():
             values = shown_fields(line)
             cpus, sockets = _amount(values, "CPUTot"), _amount(values, "Sockets")
-            parts = sockets if "SOCKET" in kinds[0] else sockets * _amount(values, "CoresPerSocket")
-            units[values.get("NodeName", "")] = max(cpus // parts, 1) if parts else 1
+            core = _part(cpus, sockets * _amount(values, "CoresPerSocket"))
+            units[values.get("NodeName", "")] = CpuUnit(core, _part(cpus, sockets) if "SOCKET" in kinds[0] else core)
         return cls(
             frozenset(whole.findall(partitions)), memory, units,
             memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
@@ -127,20 +158,33 @@ class AllocationRules:
         """Whether all partitions of a comma-separated list are known to give each job nodes of its own."""
         return self.whole_nodes.issuperset(partitions.split(","))
 
-    def given(self, partitions: str, nodes: Iterable[str], default_memory: int) -> GivenToTask | None:
+    def unit(self, node: str) -> CpuUnit:
+        """How many CPUs of a node are given together."""
+        return self.cpu_units.get(node, CpuUnit())
+
+    def default_memory_of_cpu(self, partitions: str) -> int:
+        """The largest ``DefMemPerCPU`` of the partitions of a comma-separated list."""
+        return max(self.memory.get(name, MemoryRule()).per_cpu for name in partitions.split(","))
+
+    def given(self, partitions: str, nodes: Iterable[str], default_memory: int, threads: int = 0) -> GivenToTask | None:
         """What the tasks of a job get that run in one of these partitions, on one of these nodes; None if unknown.
 
         The least of what the partitions and the nodes give: tasks of which more is assumed would not start where they
         fit. ``default_memory``: with how much memory those tasks are submitted that demand none, 0 for not any.
+        ``threads``: how many CPUs of each core they use at most, 0 for all.
         """
         rules = {self.memory.get(name) for name in partitions.split(",")}
-        units = {self.cpu_units.get(node, 1) for node in nodes}
+        units = {self.unit(node) for node in nodes}
         known = [rule if not default_memory else _with_default(rule, default_memory) for rule in rules if rule]
         if not known or len(known) < len(rules) or not units:
             return None
         return GivenToTask(
-            known, min(units), self.memory_counts, self.memory_of_asked_cpus, self.all_cpus_for_memory
+            known, min(units), threads, self.memory_counts, self.memory_of_asked_cpus, self.all_cpus_for_memory
         )  # fmt: skip
+
+
+def _part(cpus: int, parts: int) -> int:
+    return max(cpus // parts, 1) if parts else 1
 
 
 def _with_default(rule: MemoryRule, memory: int) -> MemoryRule:

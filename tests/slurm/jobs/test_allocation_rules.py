@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dl2d.core.resources import Resources
-from dl2d_slurm.nodes.task_allocation_rules import AllocationRules
+from dl2d_slurm.jobs.allocation_rules import AllocationRules
+from dl2d_slurm.submission.sbatch_options import threads_of_core
 
 CONFIG = """Configuration data as of 2026-11-30T06:00:00
 DefMemPerCPU            = 100
@@ -130,6 +131,27 @@ def test_the_default_memory_of_the_settings_counts_instead_of_that_of_slurm() ->
     found = AllocationRules.of(config(JobDefaults="DefMemPerGPU=9"), PARTITION, THREADS).given("gpu", ["n1"], 640)
     assert found is not None
     assert found(Resources.of(cpu=1, gpu=1)).get("memory") == 640
+
+
+def test_tasks_that_use_one_thread_of_each_core_get_the_others_too_without_memory_for_them() -> None:
+    found = AllocationRules.of(CONFIG, PARTITION, THREADS).given("gpu", ["n1"], 0, threads=1)
+    assert found is not None
+    assert found(Resources.of(cpu=3)) == Resources.of(cpu=6, memory=300)
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ((), 0),
+        (("--hint=nomultithread",), 1),
+        (("--hint=multithread",), 0),
+        (("--hint=compute_bound", "--nice=1"), 1),
+        (("--threads-per-core=2",), 2),
+        (("--threads-per-core=x",), 0),
+    ],
+)
+def test_options_for_all_tasks_say_how_many_threads_of_a_core_they_use(options: tuple[str, ...], threads: int) -> None:
+    assert threads_of_core(options) == threads
 
 
 def test_absurd_amounts_do_no_harm() -> None:
