@@ -33,7 +33,7 @@ from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.stray_tasks import strays_of_known_jobs
-from dl2d.tick.task_matching import Matches, match_listing
+from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_time_in_state import StateSince, elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
@@ -62,9 +62,9 @@ class Reconciled:
     jobs: Mapping[JobKey, Job]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs that keep what they have: their coordinator has not called for ``Timeouts.silent_seconds`` or was
-    #: ended from outside, their anchor is ending, suspended or not listed any more, or they are ``starting``.
-    silent: frozenset[JobKey]
+    #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
+    #: was ended from outside, an anchor that is ending, suspended or not listed any more, or they are ``starting``.
+    silent: Mapping[JobKey, str]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
     #: Tasks that wait for any node, which the snapshot does not have.
@@ -175,19 +175,18 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     shown = placed if acts else placed + static
     shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
-    silent = (frozenset(job.key for job in snapshot.jobs if not job.static) - calling_since.keys()) | {
-        job.key
+    silent = {
+        job.key: cause
         for job in elastic.jobs
-        if job.coordinator_end or _is_ending(job, matches) or task_tag(job.key, ANCHOR) in calling_unlisted
+        if (cause := _cause_of_silence(job, matches.listed, calling_unlisted, calling_since.keys()))
     }
-    silent |= _with_suspended_anchors(elastic.jobs, matches.listed)
-    from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent
+    from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
     return Reconciled(
         snapshot=snapshot,
         listing=listing,
         jobs={job.key: job for job in elastic.jobs},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=silent | from_queue,
+        silent=silent | dict.fromkeys(from_queue, "others of its first tasks wait in the resource manager's queue"),
         starting=from_queue,
         queued=queued,
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
@@ -319,7 +318,8 @@ def _next_guard_state(
     withdrawn = withdrawn_tasks(elastic.jobs, before.tasks, changes.tasks, listed)
     found = _resizes_seen(guard_state, before.tasks, present, at, context)
     # Tasks of suspended jobs fail since they do not hear of their coordinator, and not because of their nodes.
-    suspended = _with_suspended_anchors(before.jobs, listed)
+    anchors = {job.key: listed.get(task_tag(job.key, ANCHOR)) for job in before.jobs}
+    suspended = {key for key, anchor in anchors.items() if anchor is not None and anchor.not_executing}
     of_nodes = [change for change in changes.tasks if change.job not in suspended]
     found = remember_failing_nodes(found, elastic.jobs, before.tasks, of_nodes, withdrawn, at)
     _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
@@ -365,16 +365,21 @@ def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> 
     return frozenset(key for key, failed in guard_state.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
-def _with_suspended_anchors(jobs: Iterable[Job], listed: Mapping[str, RmJob]) -> frozenset[JobKey]:
-    """Jobs whose anchor holds its resources and does not execute: its coordinator admits no tasks."""
-    anchors = ((job.key, listed.get(task_tag(job.key, ANCHOR))) for job in jobs)
-    return frozenset(key for key, anchor in anchors if anchor is not None and anchor.not_executing)
-
-
-def _is_ending(job: Job, matches: Matches) -> bool:
-    """Whether the resource manager is ending the anchor of a job."""
-    anchor = matches.listed.get(task_tag(job.key, ANCHOR))
-    return anchor is not None and anchor.state is RmJobState.ENDING
+def _cause_of_silence(
+    job: Job, listed: Mapping[str, RmJob], calling_unlisted: Collection[str], calling: Collection[JobKey]
+) -> str:
+    """Why a job keeps what it has, because nothing is known of its coordinator or it admits no tasks; empty if not."""
+    tag = task_tag(job.key, ANCHOR)
+    anchor = listed.get(tag)
+    if job.coordinator_end:
+        return job.coordinator_end
+    if anchor is not None and anchor.state is RmJobState.ENDING:
+        return "the resource manager is ending its anchor"
+    if anchor is not None and anchor.not_executing:
+        return "its anchor is suspended, or its nodes are being prepared"
+    if tag in calling_unlisted:
+        return "the resource manager does not list its anchor, whose coordinator still reports"
+    return "" if job.key in calling else "its coordinator is silent"
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

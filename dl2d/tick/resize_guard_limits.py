@@ -50,17 +50,17 @@ def guard(
     rules: GuardRules,
     guard_state: GuardState,
     *,
-    silent: Collection[JobKey] = (),
+    silent: Mapping[JobKey, str] | None = None,
     growth_limits: Iterable[GrowthLimit] = (),
     last: Decision | None = None,
 ) -> Decision:
-    """The decision within all rules, where the coordinators of the jobs ``silent`` are silent.
+    """The decision within all rules, where the jobs ``silent`` keep what they have, for these causes.
 
     ``last`` is what was in force in the last slot, if that is known. For its cool-downs a job counts as having at most
     what was decided then: while a task is moved, the job has one task too many. ``decision`` is one that
     ``check_decision`` accepts.
     """
-    floors, at = dict(snapshot.floors), snapshot.at
+    floors, at, silent = dict(snapshot.floors), snapshot.at, silent or {}
     jobs = {job.key: job for job in snapshot.jobs}
     decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
     job_limits = []
@@ -68,7 +68,7 @@ def guard(
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = guard_state.resized_at.get(job.key)
         if job.key in silent:
-            found = _limits_of_silent(entry, job, at)
+            found = _limits_of_silent(entry, job, at, silent[job.key])
         elif (
             (failures := guard_state.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
@@ -207,16 +207,11 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         yield entry
 
 
-def _limits_of_silent(entry: JobDecision, job: Job, at: float) -> _JobLimits:
+def _limits_of_silent(entry: JobDecision, job: Job, at: float, cause: str) -> _JobLimits:
     held = entry.previous
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held:
-        elapsed = at - job.progress.at
-        what = job.coordinator_end or (
-            "its coordinator is silent, it is being ended, the resource manager does not list its anchor "
-            f"(last report {elapsed:.0f} s ago), or others of its first tasks wait in the resource manager's queue"
-        )
-        text = f"{what}: allocation unchanged meanwhile"
+        text = f"{cause} (last report {at - job.progress.at:.0f} s ago): allocation unchanged meanwhile"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found
 

@@ -81,7 +81,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     )  # fmt: skip
     snapshot = replace(
         snapshot, limits=limits_for_policies(
-            snapshot, context.guard_rules, limits_with_claims, silent=silent - reconciled.starting
+            snapshot, context.guard_rules, limits_with_claims, silent=silent.keys() - reconciled.starting
         ),
         silent=tuple(sorted(silent, key=submit_order)),
     )  # fmt: skip
@@ -171,7 +171,7 @@ def _plan(
     if context.queues_tasks:
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
-            unable=(silent - reconciled.starting) | reconciled.backing_off,
+            unable=(silent.keys() - reconciled.starting) | reconciled.backing_off,
             queue_seconds=context.timeouts.queue_seconds, now=now,
         )  # fmt: skip
     plan = within_limits(

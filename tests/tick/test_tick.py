@@ -1413,8 +1413,9 @@ def test_a_job_whose_anchor_is_suspended_gets_no_tasks_and_avoids_no_nodes(world
     for task in world.tasks(key):  # they hear nothing of their coordinator
         world.manager.end(task.handle, RmJobState.FAILED, "FAILED, exit status 1")
     for _ in range(5):
-        world.tick()
+        report = world.tick()
     assert not world.tasks(key)
+    assert reason(report, key).guarded[0].text.startswith("its anchor is suspended, or its nodes are being prepared (")
     assert not world.store.guard_state().avoided_nodes
     world.manager.put(anchor, ())
     world.settle()
