@@ -172,7 +172,7 @@ class _Resolver:
         try:
             return lookup.result(deadline.remaining(httpcore2.ConnectTimeout))
         except TimeoutError:
-            raise httpcore2.ConnectTimeout(f"the addresses of {host} were not found in time") from None
+            raise httpcore2.ConnectTimeout(f"the addresses of {host} were not found in time: check DNS") from None
         except OSError as error:
             raise httpcore2.ConnectError(str(error)) from error
 

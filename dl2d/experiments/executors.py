@@ -45,7 +45,7 @@ class LocalProcesses:
                 guilty: list[Cell] = []
                 yield from _pool(runner, [cell], 1, guilty)
                 if guilty:
-                    yield failed(cell, "its process died; was it killed, perhaps for want of memory?")
+                    yield failed(cell, "its process died; the kernel may have killed it because memory was used up")
 
 
 def _pool(runner: Runner, waiting: list[Cell], processes: int, suspects: list[Cell]) -> Iterator[Finished]:

@@ -133,7 +133,7 @@ class Dl2PaperPolicy:
             elif has == sizing.most(job):
                 text = f"has {has} in this slot for its speed to be measured (exploration)"
             else:
-                text = f"more than {has} is not worth it to the learned policy"
+                text = f"the learned policy gives it no more than {has}"
             filling.refuse(job, reasons[job.key] or Reason(constraint, text))
         return filling.decision(self, measure="probability", alternatives=alternatives)
 

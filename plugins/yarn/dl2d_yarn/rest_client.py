@@ -193,7 +193,7 @@ class RestClient:
                     problems.append(f"{address}: {what}")
                     continue
                 raise Unavailable(
-                    f"{method} {path}: no complete answer; it may have been carried out", said=what
+                    f"{method} {path}: no complete answer; the request may have been carried out", said=what
                 ) from None
             if 200 <= status < 300:
                 self._prefer(address, answered)

@@ -167,7 +167,7 @@ def test_void_is_kept_to_and_reasons_are_given() -> None:
     lazy = Checkpoint(policy="dl2-original", weights=weights, settings=checkpoint.settings, training={})
     decision = ask(Dl2PaperPolicy(lazy), snapshot)
     assert [entry.allocation for entry in decision.jobs] == [(1, 1), (1, 1)]
-    assert decision.jobs[0].reason.text == "more than 1w+1ps is not worth it to the learned policy"
+    assert decision.jobs[0].reason.text == "the learned policy gives it no more than 1w+1ps"
     assert sum(option.score for entry in decision.jobs for option in entry.alternatives) == pytest.approx(
         1.0 + np.exp(1) / (6 + np.exp(1)), abs=1e-6
     )

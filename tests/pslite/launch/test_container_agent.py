@@ -294,7 +294,8 @@ def test_what_cannot_be_killed_does_not_keep_the_container(scheduler: Scheduler)
     process.terminate()
     assert process.wait(20) == 0
     left.kill()
-    assert f"cannot end what a task left behind: processes {left.pid}" in process.communicate(timeout=20)[1]
+    said = process.communicate(timeout=20)[1]
+    assert f"SIGKILL did not end what worker-1 left behind: look at processes {left.pid}" in said
 
 
 @pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])

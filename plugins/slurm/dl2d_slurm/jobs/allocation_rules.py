@@ -237,7 +237,7 @@ class KnownAllocationRules:
             queries = (("scontrol", "show", "config"), SHOW_PARTITIONS, SHOW_NODES)
             config, partitions, nodes = [self._ask(query) for query in queries]
         except ResourceManagerError as error:
-            log.warning("what tasks are given beyond their demands stays as it was known", error=str(error))
+            log.warning("cannot read what tasks get beyond their demands; the last answer is used", error=str(error))
             self._asked = now - _SECONDS + _RETRY_SECONDS
         else:
             self._known, self._asked = AllocationRules.of(config, partitions, nodes), now

@@ -51,7 +51,7 @@ class DeviceTypes:
             try:
                 held = self._ask()
             except ResourceManagerError as error:
-                log.warning("of which types the devices of tasks are stays as it was known", error=str(error))
+                log.warning("cannot read the types of the tasks' GPUs; the last ones stay in use", error=str(error))
             else:
                 self._known = {
                     key: _types(job, held[job.handle], capacities[job.node])

@@ -186,7 +186,7 @@ class Stopper:
         ids = identities(found)
         changed = [job.handle for job in jobs if job not in ids]
         if changed:
-            log.info("not stopped: ended, or another job by now", handles=changed[:20], count=len(changed))
+            log.info("not stopped: ended, or another job has the id now", handles=changed[:20], count=len(changed))
         return [ids[job] for job in jobs if job in ids]
 
 

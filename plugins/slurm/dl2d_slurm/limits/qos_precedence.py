@@ -90,7 +90,7 @@ class KnownQosPrecedence:
             answer = self._answer(*_SHOW_QOS)
         except ResourceManagerError as error:
             self._failures += 1
-            log.warning("OverPartQOS and LimitFactor of QOS stay as they were known", error=str(error))
+            log.warning("cannot read OverPartQOS and LimitFactor of QOS; the last ones stay in use", error=str(error))
             return
         records = [parts for line in answer.splitlines() if len(parts := line.split("|")) == 3]
         first = frozenset(name for name, flags, _ in records if "OverPartQOS" in flags.split(","))

@@ -93,7 +93,7 @@ class KnownReservations:
             if answer.status != 0:
                 raise failure("scontrol show reservation failed", answer)
         except ResourceManagerError as error:
-            log.warning("reservations stay those of the last answer", error=str(error))
+            log.warning("cannot read reservations; the last ones stay in use", error=str(error))
         else:
             cpus = {name: capacity.get("cpu") for name, capacity in capacities.items()}
             self._known, self._asked = parse_reservations(answer.stdout, cpus), now

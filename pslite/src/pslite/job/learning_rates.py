@@ -12,7 +12,7 @@ _MAX_VALUE = 2**40
 
 def _whole(name: str, value: int, least: int) -> None:
     if not least <= value <= _MAX_VALUE:
-        raise SpecError(f"{name} is {value!r}: it must be a whole number of {least} or more")
+        raise SpecError(f"{name} is {value!r}: it must be a whole number from {least} to {_MAX_VALUE}")
 
 
 def _part(name: str, value: float) -> None:

@@ -259,7 +259,7 @@ class ContainerAgent:
             self._say(f"cannot start {task.id}: {error}")
             return 127
         deadline = self._supervise(task.id, process, before)
-        self._end_leftovers(before, deadline)
+        self._end_leftovers(task.id, before, deadline)
         self._say(f"{task.id} has ended: {process.returncode}")
         return process.returncode
 
@@ -312,7 +312,7 @@ class ContainerAgent:
             process.send_signal(signal.SIGTERM)
         return min(math.inf if deadline is None else deadline, time.monotonic() + order.grace)
 
-    def _end_leftovers(self, before: set[int], deadline: float | None) -> None:
+    def _end_leftovers(self, task: str, before: set[int], deadline: float | None) -> None:
         """End the processes that a task left behind: SIGTERM, and SIGKILL after two seconds or at its deadline."""
         processes = _descendants(before)
         for process in processes:
@@ -328,7 +328,8 @@ class ContainerAgent:
             psutil.wait_procs(processes, timeout=_POLL_SECONDS)
             processes = _descendants(before)
         if processes:
-            self._say(f"cannot end what a task left behind: processes {', '.join(str(each.pid) for each in processes)}")
+            pids = ", ".join(str(each.pid) for each in processes)
+            self._say(f"SIGKILL did not end what {task} left behind: look at processes {pids} on this node")
         _reap()
 
     def _report(self, task: str, code: int | None) -> _Order | None:

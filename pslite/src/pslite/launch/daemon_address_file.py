@@ -100,13 +100,13 @@ def _distrust(path: Path, status: os.stat_result, *readers: int) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "it is not a file"
     if status.st_mode & _OTHERS_WRITE:
-        return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o})"
+        return f"others than its owner may write it (mode {stat.S_IMODE(status.st_mode):04o}): run `chmod go-w {path}`"
     owner, trusted = status.st_uid, {0, Path(__file__).stat().st_uid, *readers}
     for place in () if owner in trusted else (*_places(path), path.resolve()):
         if folder := _folder_of_others(place, owner, trusted | {owner}):
             return (
-                f"it belongs to uid {owner}, which is neither root nor the account of this installation, and others "
-                f"than these can change {folder}"
+                f"it belongs to uid {owner}, which is neither root nor the owner of this installation, and others than "
+                f"these can change {folder}: let root or uid {owner} own this folder, and nobody else write to it"
             )
     return ""
 

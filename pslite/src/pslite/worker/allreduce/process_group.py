@@ -185,7 +185,8 @@ class Group:
         try:
             options._devices = [gloo.create_device(hostname=host)]  # noqa: SLF001
         except RuntimeError as error:
-            raise UsageError(f"gloo cannot use {host!r} (DL2_HOST): {_first_line(error)}") from error
+            problem = f"gloo cannot use {host!r}: {_first_line(error)}; set DL2_HOST to an address of this machine"
+            raise UsageError(problem) from error
         try:
             self._backend = gloo(store, rank, size, options)
         except (RuntimeError, PeerLost) as error:
