@@ -360,7 +360,7 @@ class SlurmManager:
         try:
             self._excluded.ask({id_: key for id_, key in validity.items() if id_ in asked or id_ in self._excluded})
         except ResourceManagerError as error:
-            log.warning("cannot read which nodes jobs exclude; the last answer is used until the next tick", error=str(error))
+            log.warning("cannot read which nodes jobs exclude; the last answer is used", error=str(error))
 
     def _ask_ended(self, jobs: Jobs, since: float | None, now: float) -> tuple[tuple[RmJob, ...], float]:
         """Static jobs that ended after ``since``, if that is given, and are not listed; and the time up to which."""

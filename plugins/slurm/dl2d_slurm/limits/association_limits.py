@@ -406,7 +406,7 @@ class AssociationLimits:
                 found = tuple(replace(limit, qos_partitions=frozenset(of_qos[limit.qos])) for limit in found)
         except ResourceManagerError as error:
             self._failures += 1
-            log.warning("cannot read the limits of associations and QOS; the last ones stay in use", said=str(error)[:200])
+            log.warning("cannot read limits of associations and QOS; the last ones stay in use", said=str(error)[:200])
             return
         limits, max_walls = defaultdict(list), defaultdict(list)
         for limit in found:
