@@ -15,7 +15,15 @@ from dl2d.cli.progress_display import progress_bars, show_on_bar
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.daemon_mode import Mode
-from dl2d.core.errors import Dl2dError, GateRefused, PolicyError, RegistryError, RequestError, WorkloadError
+from dl2d.core.errors import (
+    Dl2dError,
+    GateRefused,
+    LiveVersionChanged,
+    PolicyError,
+    RegistryError,
+    RequestError,
+    WorkloadError,
+)
 from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import (
@@ -126,6 +134,7 @@ def promote(
             origin = f"checkpoint {folder.absolute()}"
             known = keep_version(checkpoint, settings.versions_path, registry, at=time.time(), origin=origin)
         why, passed = reason or "promoted by hand", ""
+        live = registry.live(name)
         try:
             passed = _pass_gate(settings, store, known)
         except GateRefused as error:
@@ -136,7 +145,16 @@ def promote(
             why = f"{why} (forced: {error})"
         else:
             why += f" (passed the gate: {passed})" if passed else ""
-        now = registry.change(name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why)
+        # The comparison, which may take minutes, was with the version that was live before it.
+        unchanged = None if force else ("" if live is None else live.digest,)
+        try:
+            now = registry.change(
+                name, known.digest, VersionState.LIVE, at=time.time(), by=getpass.getuser(), reason=why, live=unchanged
+            )
+        except LiveVersionChanged:
+            raise GateRefused(
+                f"another version of {name} went live meanwhile; nothing was changed; promote again, to compare with it"
+            ) from None
         _tell(now, settings.mode, as_json=as_json)
         if warning := slot_length_warning(settings, read_version(now)):
             typer.echo(f"warning: {warning}", err=True)

@@ -48,7 +48,8 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
             write_checkpoint(learned.checkpoint, options.checkpoint)
             _write_report(learned, options.out)
         if options.gate:
-            trial = enter(judged(settings, store, learned, replays, tell=tell), store.registry, at=time.time())
+            candidate = judged(settings, store, learned, replays, tell=tell)
+            trial = enter(candidate, store.registry, settings.mode, at=time.time())
             if is_written:
                 _append_trial(trial, options.out)
     if options.as_json:

@@ -188,7 +188,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 slot=store.last_slot_number(),
                 ended_until=None if last is None else last.at - LOOK_BACK_SECONDS,
             )
-            self._learner = Learner(store.registry, learner, clock=clock)
+            self._learner = Learner(store.registry, learner, clock=clock, mode=lambda: self._settings.mode)
             stack.callback(self._learner.close)
             self._opened = stack.pop_all()
         log.info("daemon set up", cluster=self._cluster, manager=capabilities.name, version=capabilities.version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, cast
@@ -44,7 +45,11 @@ def _read_only(place: StoreLocation) -> Iterator[Connection]:
             read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
             connection.exec_driver_sql(read_only if place.is_postgresql else "PRAGMA query_only = ON")
             connection.commit()
-            if place.is_postgresql:
+            if not place.is_postgresql:
+                # ATTACH would create the file that it names.
+                driver = cast("sqlite3.Connection", connection.connection.driver_connection)
+                driver.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            else:
                 # Only single statements can be prepared: a second one could begin a transaction that writes.
                 cast("Any", connection.connection.driver_connection).prepare_threshold = 0
             yield connection

@@ -16,10 +16,11 @@ from free_ports import free_port
 from learning.test_recorded_days import a_history, a_job
 from recorded_site import MONDAY
 
+from dl2d.cli import policy as policy_commands
 from dl2d.cli import promotion_trial, trained_policy_replay
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import Allocation
-from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, VersionState
+from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
 from dl2d.core.progress import silent
 from dl2d.learning.split_of_recorded_days import split_history
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -209,6 +210,30 @@ def test_promote_replays_what_does_not_decide_already_and_says_if_that_was_cut_s
     ran = dl2d("policy", "promote", checkpoint(tmp_path, 1), "-c", recorded.config)
     cut = r"^\d+ of 30 jobs ended in 0 s of replays; not replayed to the end: a small generated load$"
     assert re.search(cut, ran.err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_version_that_was_compared_with_one_that_is_not_live_any_more_goes_live_only_by_force(
+    dl2d: Dl2d, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    first, meanwhile = (
+        dl2d("policy", "promote", checkpoint(tmp_path, number), *FORCE, "--json", "-c", config).json["digest"]
+        for number in (1, 2)
+    )
+    dl2d("policy", "rollback", "-c", config)
+
+    def comparison(_: object, store: SqlStore, version: Version) -> str:
+        store.registry.change("dl2", meanwhile, VersionState.LIVE, at=1.0, by="gate", reason="a learner's")
+        return "better than the first"
+
+    monkeypatch.setattr(policy_commands, "_pass_gate", comparison)
+    ran = dl2d("policy", "promote", checkpoint(tmp_path, 3), *(FORCE if force else ()), "-c", config)
+    with closing(SqlStore(store_url(tmp_path))) as store:
+        live = store.registry.live("dl2")
+    assert live is not None
+    assert (ran.status, live.digest not in (first, meanwhile)) == ((0, True) if force else (1, False)), ran.err
+    told = "another version of dl2 went live meanwhile; nothing was changed; promote again, to compare with it"
+    assert (told in ran.err) != force
 
 
 def test_a_candidate_of_a_canary_without_a_result_is_refused_in_these_words(dl2d: Dl2d, tmp_path: Path) -> None:

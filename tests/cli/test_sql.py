@@ -64,13 +64,17 @@ def test_a_shell_has_no_json(dl2d: Dl2d, config: Path, monkeypatch: pytest.Monke
         ("SELCT 1", 'near "SELCT": syntax error'),
         ("DELETE FROM jobs", "attempt to write a readonly database"),
         ("SELECT 1; DROP TABLE jobs", "You can only execute one statement at a time"),
+        ("ATTACH 'attached.sqlite' AS other", "too many attached databases - max 0"),
         ("PRAGMA query_only = OFF", "returns no rows: write a SELECT statement"),
     ],
 )
 def test_what_is_no_query_is_wrong_usage_and_changes_nothing(
-    dl2d: Dl2d, config: Path, query: str, problem: str
+    dl2d: Dl2d, config: Path, query: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = set(tmp_path.iterdir())
     ran = dl2d("sql", "-c", config, query)
+    assert set(tmp_path.iterdir()) == files
     assert ran.status == 2
     assert ran.err.startswith(f"dl2d: QUERY: {problem}")
     assert dl2d("sql", "-c", config, "--json", "SELECT count(*) AS jobs FROM jobs").json == [{"jobs": 60}]

@@ -19,6 +19,7 @@ from recorded_site import QUIET_DAYS, record
 from dl2d.cli import learning_from_site_records, promotion_trial
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
 from dl2d.core.json_codec import as_plain
@@ -409,7 +410,7 @@ def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path:
         registry = store.registry
         decides = keep_version(start, load_settings(config).versions_path, registry, at=at, origin="a test")
         registry.change(decides.policy, decides.digest, VersionState.LIVE, at=at, by="ann", reason="a test")
-        learner = Learner(registry, command, clock=time.time)
+        learner = Learner(registry, command, clock=time.time, mode=lambda: Mode.LIVE)
         learner.start("dl2-original", 300.0)
         while registry.runs()[0].state is RunState.RUNNING:
             time.sleep(0.1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from dl2d.atomic_file import write_atomically
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, LiveVersionChanged, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
@@ -70,14 +71,19 @@ def read_candidate(folder: Path) -> Candidate:
     return candidate
 
 
-def enter(candidate: Candidate, registry: SqlRegistry, *, at: float) -> Trial:
+def enter(candidate: Candidate, registry: SqlRegistry, mode: Mode, *, at: float) -> Trial:
     """Register a candidate, keep its trial, and have it go live if it passed; returns the trial as it is kept.
 
-    It does not go live where another version did since it was compared with the live one.
+    It does not go live where another version did since it was compared with the live one, nor in a ``mode`` that acts
+    where it was compared with the site's scheduler, as is done in the other modes.
     """
     version, trial = registry.add_version(candidate.version), candidate.trial
     live = registry.live(version.policy)
-    if trial.passed and live is not None and trial.current not in (live.digest, SITE_SCHEDULER):
+    if trial.passed and trial.current == SITE_SCHEDULER:
+        if mode.acts:
+            compared = f"compared with the site's scheduler, but the mode is {mode} by now"
+            trial = replace(trial, passed=False, reason=f"{compared}; {trial.reason}")
+    elif trial.passed and live is not None and trial.current != live.digest:
         trial = replace(trial, passed=False, reason=f"another version went live meanwhile; {trial.reason}")
     registry.add_trial(trial)
     if version.state is not VersionState.LIVE:

@@ -24,6 +24,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
+from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
@@ -59,10 +60,14 @@ class Learner:
         What to run.
     clock
         Seconds since 1970, for the record.
+    mode
+        The mode that the daemon has now.
     """
 
-    def __init__(self, registry: SqlRegistry, command: Sequence[str], *, clock: Callable[[], float]) -> None:
-        self._registry, self._command, self._clock = registry, tuple(command), clock
+    def __init__(
+        self, registry: SqlRegistry, command: Sequence[str], *, clock: Callable[[], float], mode: Callable[[], Mode]
+    ) -> None:
+        self._registry, self._command, self._clock, self._mode = registry, tuple(command), clock, mode
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: threading.Thread | None = None
@@ -168,7 +173,7 @@ class Learner:
             return RunState.FAILED, f"named no candidate: {last}"
         try:
             candidate = read_candidate(folder)
-            trial = enter(candidate, self._registry, at=self._clock())
+            trial = enter(candidate, self._registry, self._mode(), at=self._clock())
             done = (
                 ""
                 if candidate.review is None

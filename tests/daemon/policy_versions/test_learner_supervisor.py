@@ -24,7 +24,8 @@ from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.policy_registry import LearningRun, RunState, Trial, TrialCase, VersionState
+from dl2d.core.daemon_mode import Mode
+from dl2d.core.policy_registry import SITE_SCHEDULER, LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.policy_versions.active_version import keep_version, version_in
 from dl2d.daemon.policy_versions.candidates import Candidate, read_candidate, write_candidate
@@ -48,12 +49,12 @@ def until(true: Callable[[], object], what: str, *, seconds: float = 60) -> None
         time.sleep(0.02)
 
 
-def learner(store: SqlStore, code: str) -> Learner:
-    return Learner(store.registry, (sys.executable, "-c", code), clock=lambda: 7.0)
+def learner(store: SqlStore, code: str, mode: Mode = Mode.LIVE) -> Learner:
+    return Learner(store.registry, (sys.executable, "-c", code), clock=lambda: 7.0, mode=lambda: mode)
 
 
-def ran(store: SqlStore, code: str, *, limit: float = 60.0) -> LearningRun:
-    one = learner(store, code)
+def ran(store: SqlStore, code: str, *, limit: float = 60.0, mode: Mode = Mode.LIVE) -> LearningRun:
+    one = learner(store, code, mode)
     one.start("dl2", limit)
     until(lambda: ended(store), "the learner ends")
     one.close()
@@ -118,6 +119,18 @@ def test_a_candidate_that_beat_what_does_not_decide_any_more_is_rejected(store: 
     assert "failed: another version went live meanwhile; so it went" in run.note
     assert [version.state for version in store.registry.versions()] == [VersionState.REJECTED, VersionState.LIVE]
     assert not store.registry.trials()[0].passed
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_one_that_was_compared_with_the_sites_scheduler_goes_live_only_while_that_decides(
+    store: SqlStore, tmp_path: Path, mode: Mode
+) -> None:
+    """The mode may have been changed after the learner began."""
+    run = ran(store, names(candidate(tmp_path, store, current=SITE_SCHEDULER)), mode=mode)
+    live = store.registry.live("dl2")
+    assert live is not None
+    assert live.origin == ("it began" if mode.acts else "a test")
+    assert (f"failed: compared with the site's scheduler, but the mode is {mode} by now" in run.note) == mode.acts
 
 
 def test_a_live_version_that_did_worse_than_the_fallback_is_rolled_back(store: SqlStore, tmp_path: Path) -> None:
@@ -215,7 +228,7 @@ def test_one_that_floods_its_output_is_listened_to_in_measure(store: SqlStore) -
 
 
 def test_one_that_cannot_be_started_is_recorded(store: SqlStore) -> None:
-    one = Learner(store.registry, ("/no/such/program",), clock=lambda: 7.0)
+    one = Learner(store.registry, ("/no/such/program",), clock=lambda: 7.0, mode=lambda: Mode.LIVE)
     one.start("dl2", 60.0)
     (run,) = store.registry.runs()
     assert run.state is RunState.FAILED
@@ -383,7 +396,10 @@ def test_when_it_learns(tmp_path: Path) -> None:
     now = 1_000_000.0
     store = SqlStore("sqlite://")
     scheduler = BackgroundScheduler(timezone="UTC")
-    with closing(store), closing(Learner(store.registry, ("true",), clock=lambda: now)) as learner:
+    with (
+        closing(store),
+        closing(Learner(store.registry, ("true",), clock=lambda: now, mode=lambda: Mode.LIVE)) as learner,
+    ):
 
         def schedule(**learning: object) -> None:
             settings = {"state_dir": tmp_path, "policy": {"name": "dl2"}, "learning": {"enabled": True} | learning}
