@@ -326,8 +326,8 @@ def test_partitions_that_give_each_node_to_one_user(
 
 #: As Slurm 22.05 prints partitions, without the fields that do not matter.
 PARTITIONS = """\
-PartitionName=gpu ExclusiveUser=NO MaxCPUsPerNode=UNLIMITED PreemptMode=OFF State=UP TotalCPUs=16 TotalNodes=2
-PartitionName=prod-a ExclusiveUser=NO MaxCPUsPerNode=6 PreemptMode=GANG,SUSPEND State=UP TotalCPUs=32 TotalNodes=4
+PartitionName=gpu ExclusiveUser=NO PreemptMode=OFF State=UP TotalCPUs=16 TotalNodes=2
+PartitionName=prod-a ExclusiveUser=NO PreemptMode=GANG,SUSPEND State=UP TotalCPUs=32 TotalNodes=4
 """
 KEY = "resource_manager.slurm"
 
@@ -392,7 +392,6 @@ def slurm_says(
         (
             {},
             [
-                ("slurm partitions", "warn", "MaxCPUsPerNode is set in prod-a (6): dl2d does not know this limit, so"),
                 ("slurm partitions", "warn", "PreemptMode has SUSPEND or GANG in prod-a: suspended tasks stand still,"),
             ],
         ),

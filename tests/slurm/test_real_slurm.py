@@ -20,7 +20,7 @@ import pytest
 from slurm_cluster import PATH, SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd, why_not
 from slurm_fakes import REQUEST, Real, context_of, live_task
 
-from dl2d.core.cluster import NodeState, TaskState, task_tag
+from dl2d.core.cluster import NodeState, Task, TaskState, task_tag
 from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.job_views import request_payload
 from dl2d.core.jobs import Architecture, Job, JobKey, JobState, Launch, Owner, Progress, Role
@@ -687,6 +687,19 @@ def test_a_job_that_waits_claims_what_slurm_will_allocate(threads: int, configur
         assert [claimed[job] for job in waiting] == used[:-1]
 
 
+def add_elastic_job(store: SqlStore, manager: SlurmManager, partition: str, user: User, anchor: str) -> JobKey:
+    """Make an anchor that runs a job of workers with one CPU, which run for ever."""
+    key = JobKey("fake", anchor, listed(manager, anchor).submitted)
+    owner = Owner(user.name, user.uid, user.gid, partition=partition)
+    runner = user.home / "dl2-run"
+    runner.write_text(f"#!/bin/sh\n{FOREVER}\n")
+    runner.chmod(0o755)
+    launch = Launch((str(runner),), str(user.home), (("PATH", "/usr/bin:/bin"),))
+    store.add_job(Job(key=key, request=ONE_CPU, owner=owner, launch=launch, anchor=anchor))
+    store.change_job(key, JobChange(state=JobState.READY, address="h:1"), time.time())
+    return key
+
+
 def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() -> None:
     """Each task demands a CPU, and gets two with 360 MiB: memory for the anchor and one task on its node, two on n2."""
     if reason := why_not():
@@ -699,14 +712,7 @@ def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() ->
         alice = cluster.add_user("alice")
         anchor = cluster.submit_as(alice, ANCHOR, "--nodelist=n1")
         cluster.wait_until(lambda: cluster.job_state(anchor) == "RUNNING", "the anchor runs")
-        key = JobKey("fake", anchor, listed(manager, anchor).submitted)
-        owner = Owner(alice.name, alice.uid, alice.gid, partition=cluster.partition)
-        runner = alice.home / "dl2-run"
-        runner.write_text(f"#!/bin/sh\n{FOREVER}\n")
-        runner.chmod(0o755)
-        launch = Launch((str(runner),), str(alice.home), (("PATH", "/usr/bin:/bin"),))
-        store.add_job(Job(key=key, request=ONE_CPU, owner=owner, launch=launch, anchor=anchor))
-        store.change_job(key, JobChange(state=JobState.READY, address="h:1"), time.time())
+        key = add_elastic_job(store, manager, cluster.partition, alice, anchor)
         context, state = replace(context_of(manager, store, time.monotonic), slot_seconds=1.0), TickState()
         for _ in range(6):
             store.report_progress(key, Progress(at=time.time()))
@@ -715,6 +721,48 @@ def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() ->
             wait_until_running(cluster, [task.handle for task in tasks])
         assert sorted(task.node for task in tasks) == ["n1", "n2", "n2"]
         assert {(task.state, task.demand) for task in tasks} == {(TaskState.GRANTED, ONE_CPU.worker)}
+
+
+def test_the_cpus_of_a_partition_on_each_node_are_counted() -> None:
+    """A job gets no more than MaxCPUsPerNode, and a rigid job of its partition those that it gives up."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with (
+        SlurmCluster(
+            nodes=2, gpus=0, extra="PartitionName=capped Nodes=n1,n2 MaxCPUsPerNode=4 MaxTime=INFINITE State=UP"
+        ) as cluster,
+        closing(manager_of(cluster, poll_floor_seconds=0)) as manager,
+        closing(SqlStore("sqlite://")) as store,
+    ):
+        alice = cluster.add_user("alice")
+        anchor = cluster.submit_as(alice, ANCHOR, "--nodelist=n1", "--partition=capped")
+        other = cluster.submit_as(alice, ANCHOR, "--nodelist=n1", "-c2")
+        wait_until_running(cluster, [anchor, other])
+        key = add_elastic_job(store, manager, "capped", alice, anchor)
+        context, state = replace(context_of(manager, store, time.monotonic), slot_seconds=1.0), TickState()
+
+        def tasks_of_next_tick() -> list[Task]:
+            nonlocal state
+            store.report_progress(key, Progress(at=time.time()))
+            state, _ = tick(context, state)
+            return list(store.tasks(live=True, job=key))
+
+        for _ in range(6):
+            tasks = tasks_of_next_tick()
+            wait_until_running(cluster, [task.handle for task in tasks])
+        assert sorted(task.node for task in tasks) == ["n1"] * 3 + ["n2"] * 4
+        rigid = cluster.submit_as(alice, ANCHOR, "-c3", "--partition=capped")
+        cluster.wait_until(lambda: manager.listing().claims, "it waits for room")
+        leaving: list[Task] = []
+
+        def make_room() -> bool:
+            leaving[:] = [task for task in tasks_of_next_tick() if task.state is TaskState.DRAINING]
+            return bool(leaving)
+
+        cluster.wait_until(make_room, "tasks leave a node")
+        assert [task.node for task in leaving] in (["n1"] * 3, ["n2"] * 3)
+        stop(manager, [task.handle for task in leaving], 0)
+        wait_until_running(cluster, [rigid])
 
 
 def test_other_peoples_jobs_with_any_comment_and_name_do_no_harm(real: Real, manager: SlurmManager) -> None:

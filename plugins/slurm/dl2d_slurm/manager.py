@@ -61,6 +61,7 @@ from dl2d_slurm.limits.limits_from_reason_codes import with_limits
 from dl2d_slurm.munge_authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
+from dl2d_slurm.nodes.max_cpus_per_node import MaxCpusPerNode
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved, without_magnetic
 from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
@@ -252,12 +253,13 @@ class SlurmManager:
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
+        max_cpus = MaxCpusPerNode(rules, nodes.partitions, jobs.in_partitions)
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
             now,
-            seen_nodes,
-            (*seen_jobs, *ended),
+            max_cpus.nodes(seen_nodes),
+            (*max_cpus.jobs(seen_jobs), *ended),
             ended_until,
             jobs.unreadable + nodes.unreadable,
             growth_limits=(
@@ -269,6 +271,7 @@ class SlurmManager:
                     with_given(map(self._with_excluded, waiting), eligibility.of, self._capacities, rules),
                     eligibility.of,
                     self._capacities,
+                    max_cpus.of,
                 ),
                 *reservation_claims(
                     reservations, {job.handle: (job.user, anchors[job.handle]) for job in running}, now
@@ -284,7 +287,7 @@ class SlurmManager:
             whole_nodes=frozenset(
                 handle for handle, options in anchors.items() if rules.gives_whole_nodes(options.partition)
             ),
-            given=self._given(rules, anchors, eligible, nodes.partitions),
+            given=self._given(rules, max_cpus, anchors, eligible, nodes.partitions),
             eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),
         )
@@ -294,6 +297,7 @@ class SlurmManager:
     def _given(
         self,
         rules: AllocationRules,
+        max_cpus: MaxCpusPerNode,
         anchors: Mapping[str, AnchorOptions],
         eligible: Mapping[str, EligibleNodes | None],
         partitions: Mapping[str, Partition],
@@ -312,7 +316,10 @@ class SlurmManager:
             if key not in found:
                 known = (partitions[name].nodes for name in names.split(",") if name in partitions)
                 nodes = frozenset[str]().union(*known) if usable is None else usable.nodes
-                found[key] = rules.given(names, nodes, self._settings.default_memory_mib, self._site_threads)
+                found[key] = rules.given(
+                    names, nodes, self._settings.default_memory_mib, self._site_threads,
+                    max_cpus.resource_of(names),
+                )  # fmt: skip
             if (given := found[key]) is not None:
                 of_anchors[handle] = given
         return of_anchors

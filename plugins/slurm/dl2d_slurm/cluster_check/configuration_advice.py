@@ -84,13 +84,6 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Ite
             f"ExclusiveUser=YES in {some_of(names)}: elastic jobs make no room there for those of other users, "
             "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO",
         )
-    limited = [f"{name} ({most})" for name in used if (most := used[name].get("MaxCPUsPerNode", "")).isdecimal()]
-    if limited:
-        yield Advice(
-            "slurm partitions",
-            f"MaxCPUsPerNode is set in {some_of(limited)}: dl2d does not know this limit, so tasks may wait there for "
-            "CPUs that look free; set it to UNLIMITED, or leave these out of resource_manager.slurm.partition",
-        )
     suspending = [
         name for name in used if not _SUSPENDING.isdisjoint(used[name].get("PreemptMode", "").upper().split(","))
     ]

@@ -81,6 +81,8 @@ class GivenToTask:
 
     partitions: Collection[MemoryRule]
     cpu_unit: CpuUnit
+    #: A further resource, of which it gets as many as CPUs: that of its partition (``max_cpus_per_node``).
+    counted_as_cpus: str = ""
     #: ``CpuUnit.given``, of an option for all task jobs.
     threads: int = 0
     #: Whether memory is a resource of which nodes run out.
@@ -112,7 +114,8 @@ class GivenToTask:
             memory = rule.per_gpu * gpus
         elif per_cpu:
             memory = per_cpu * (cpus if self.memory_of_asked_cpus else with_memory)
-        return Resources.of(cpu=min(given, MOST), memory=min(memory, MOST) if self.memory_counts else 0)
+        amounts = {"cpu": min(given, MOST), "memory": min(memory, MOST) if self.memory_counts else 0}
+        return Resources.of({**amounts, self.counted_as_cpus: amounts["cpu"]} if self.counted_as_cpus else amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class AllocationRules:
     #: Partitions that give each job nodes of its own.
     whole_nodes: frozenset[str] = frozenset()
     memory: Mapping[str, MemoryRule] = field(default_factory=dict)
+    #: How many CPUs of a node the jobs of a partition may have together; those that have no such limit are absent.
+    max_cpus_per_node: Mapping[str, int] = field(default_factory=dict)
     #: By node.
     cpu_units: Mapping[str, CpuUnit] = field(default_factory=dict)
     memory_counts: bool = True
@@ -136,12 +141,15 @@ class AllocationRules:
         settings |= _pairs(settings.get("JobDefaults", ""))
         kinds = settings.get("SelectTypeParameters", "").upper().split(",")
         whole = _NOT_SHARED if settings.get("SelectType") == LINEAR else EXCLUSIVE_PARTITION
-        memory = {}
+        memory: dict[str, MemoryRule] = {}
+        max_cpus: dict[str, int] = {}
         for line in partitions.splitlines():
             values = shown_fields(line)
             values |= _pairs(values.get("JobDefaults", ""))
             if name := values.get("PartitionName"):
                 memory[name] = _memory_rule(values, settings)
+                if (most := values.get("MaxCPUsPerNode", "")).isdecimal() and len(most) < 10:
+                    max_cpus[name] = int(most)
         units = {}
         for line in nodes.splitlines():
             values = shown_fields(line)
@@ -149,7 +157,7 @@ class AllocationRules:
             core = _part(cpus, sockets * _amount(values, "CoresPerSocket"))
             units[values.get("NodeName", "")] = CpuUnit(core, _part(cpus, sockets) if "SOCKET" in kinds[0] else core)
         return cls(
-            frozenset(whole.findall(partitions)), memory, units,
+            frozenset(whole.findall(partitions)), memory, max_cpus, units,
             memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
             all_cpus_for_memory=_release(settings.get("SLURM_VERSION", "")) >= _ALL_CPUS_FOR_MEMORY,
         )  # fmt: skip
@@ -166,12 +174,19 @@ class AllocationRules:
         """The largest ``DefMemPerCPU`` of the partitions of a comma-separated list."""
         return max(self.memory.get(name, MemoryRule()).per_cpu for name in partitions.split(","))
 
-    def given(self, partitions: str, nodes: Iterable[str], default_memory: int, threads: int = 0) -> GivenToTask | None:
+    def given(
+        self,
+        partitions: str,
+        nodes: Iterable[str],
+        default_memory: int,
+        threads: int = 0,
+        counted_as_cpus: str = "",
+    ) -> GivenToTask | None:
         """What the tasks of a job get that run in one of these partitions, on one of these nodes; None if unknown.
 
         The least of what the partitions and the nodes give: tasks of which more is assumed would not start where they
         fit. ``default_memory``: with how much memory those tasks are submitted that demand none, 0 for not any.
-        ``threads``: how many CPUs of each core they use at most, 0 for all.
+        ``threads``: how many CPUs of each core they use at most, 0 for all. ``counted_as_cpus``: see ``GivenToTask``.
         """
         rules = {self.memory.get(name) for name in partitions.split(",")}
         units = {self.unit(node) for node in nodes}
@@ -179,7 +194,8 @@ class AllocationRules:
         if not known or len(known) < len(rules) or not units:
             return None
         return GivenToTask(
-            known, min(units), threads, self.memory_counts, self.memory_of_asked_cpus, self.all_cpus_for_memory
+            known, min(units), counted_as_cpus, threads, self.memory_counts, self.memory_of_asked_cpus,
+            self.all_cpus_for_memory,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -66,6 +67,14 @@ _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 _CLOCK_SECONDS = 60
 
 
+class HeldInPartition(NamedTuple):
+    """The nodes of a job that holds resources, its partition, and its CPUs on each node."""
+
+    partition: str
+    nodes: tuple[str, ...]
+    cpus: float
+
+
 @dataclass(frozen=True, slots=True)
 class Jobs:
     """Parsed answer of squeue."""
@@ -93,6 +102,8 @@ class Jobs:
     #: What running jobs without dl2d's tasks hold together, and their number, by user and the options that say which
     #: limits hold for them (``limit_scope``).
     others: Mapping[tuple[str, AnchorOptions], tuple[Resources, int]] = field(default_factory=dict)
+    #: By handle.
+    in_partitions: Mapping[str, HeldInPartition] = field(default_factory=dict)
     #: Node and room of each task job that waits for nothing but this room, by handle.
     waiting_tasks: Mapping[str, tuple[str, Resources]] = field(default_factory=dict)
 
@@ -180,6 +191,13 @@ def parse_jobs(
         waiting=tuple(each for each in queue if not each.limit_reason),
         waiting_for_limits=tuple(each for each in queue if each.limit_reason),
         others=_held_by_others(listed, tagged),
+        in_partitions={
+            each.job.handle: HeldInPartition(
+                each.record["Partition"], each.nodes, each.of_nodes.get("cpu") / each.node_count
+            )
+            for each in listed
+            if each.nodes and (each.still_holds_room or each.job.state is RmJobState.RUNNING)
+        },
         waiting_tasks=dict(_tasks_that_wait_for_room(jobs, tagged, waiting)),
     )
 

@@ -213,9 +213,13 @@ def with_given(
 
 
 def claims(
-    waiting: Iterable[WaitingJob], eligible_nodes: EligibleNodesOf, capacities: Mapping[str, Resources]
+    waiting: Iterable[WaitingJob],
+    eligible_nodes: EligibleNodesOf,
+    capacities: Mapping[str, Resources],
+    more: Callable[[str, float], Resources],
 ) -> Iterator[Claim]:
-    """The claims of jobs with their nodes; ``capacities`` are those of all nodes.
+    """The claims of jobs with their nodes; ``capacities`` are those of all nodes. A job of a partition with so many
+    CPUs demands ``more``.
 
     squeue shows for a job that gets all memory of its nodes (``--mem=0``, or no ``--mem`` where no default is set) the
     memory of one node that it may get, and a minimum of 0. Its claim demands none beside.
@@ -236,7 +240,8 @@ def claims(
         yield replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
             required=frozenset(hosts(job.required)), planned=hosts(job.planned), all_memory=all_memory,
-            demand=without_memory(demand) if all_memory else demand,
+            demand=(without_memory(demand) if all_memory else demand)
+            + more(job.options.partition, demand.get("cpu")),
         )  # fmt: skip
 
 
