@@ -143,6 +143,8 @@ def job_row(number: int, **more: object) -> dict[str, object]:
     row |= dict.fromkeys(("Reservation", "Feature", "WCKey", "SchedNodes", "Account", "QOS"), "(null)")
     row |= {"PriorityLong": 4000, "StartTime": "N/A", "TimeLimit": "UNLIMITED", "ReqNodes": "", "NumNodes": 1}
     row |= {"NumTasks": 1, "tres-per-task": "N/A", "tres-per-job": "N/A", "OverSubscribe": "OK", "Exclusive": ""}
+    row |= {"cpus-per-task": 1, "mincpus": 1, "threads": "*", "NTPerCore": "N/A", "cpus-per-tres": "N/A"}
+    row |= {"MinMemory": "100M"}
     return {**row, "Reason": "None", "Comment": "(null)", **more}
 
 
