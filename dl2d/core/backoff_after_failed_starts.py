@@ -16,8 +16,8 @@ def doubled(seconds: float, failures: int, most: float) -> float:
 class StartFailures(NamedTuple):
     """Consecutive attempts to start tasks of a job that were refused, or whose tasks ended before they joined it."""
 
-    #: Attempts in which tasks ended, or in which the start of the job's anchor ended with an unexpected error; so many
-    #: (``Timeouts.start_failures``) end the job.
+    #: Attempts in which tasks ended, or that the resource manager refused since it never starts such tasks, or in which
+    #: the start of the job's anchor ended with an unexpected error; so many (``Timeouts.start_failures``) end the job.
     attempts: int = 0
     #: How the last attempt ended.
     last: str = ""

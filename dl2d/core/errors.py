@@ -81,6 +81,10 @@ class NodeRefused(Rejected):
     """The manager does not start a job's task on the node that was named; on another one it may."""
 
 
+class NeverStarts(Rejected):
+    """No task with this demand is started for the job, on any node and whatever is free."""
+
+
 class Unavailable(ResourceManagerError):
     """The manager did not answer, or not in time; asking again later may help."""
 

@@ -216,6 +216,9 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     any_node: bool = False
     #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
     limit: GrowthLimit | None = None
+    #: Of a task that waits: why the manager never starts it as it was submitted, on any node and whatever is free, and
+    #: what its user can do; empty if it may start.
+    never_starts: str = ""
     #: Position of a task among those of its job and role, where the manager chooses the nodes and only stops the tasks
     #: of the highest positions (YARN); else None.
     position: int | None = None

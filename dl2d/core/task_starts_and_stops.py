@@ -87,6 +87,8 @@ class Failure:
     error: str
     #: Whether it refused the request; otherwise it did not answer.
     refused: bool = False
+    #: Whether it never starts such a task of the job.
+    never_starts: bool = False
     #: The node on which the resource manager starts no task of the job, where it refused that.
     node: str = ""
 

@@ -12,7 +12,15 @@ from msgspec import structs
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, TaskState, task_tag
-from dl2d.core.errors import MachineFault, NodeRefused, NotFound, ResourceManagerError, StartFailed, Unavailable
+from dl2d.core.errors import (
+    MachineFault,
+    NeverStarts,
+    NodeRefused,
+    NotFound,
+    ResourceManagerError,
+    StartFailed,
+    Unavailable,
+)
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Failure, Outcome, Plan, Start
@@ -120,7 +128,9 @@ def _start(
             refused = not isinstance(answer, Unavailable)
             node = task.node if isinstance(answer, NodeRefused | NotFound) else ""
             what = f"start {task.id} on {task.node}" if task.node else f"start {task.id} on any node"
-            failures.append((Failure(task.job, what, str(answer), refused, node), answer))
+            failures.append(
+                (Failure(task.job, what, str(answer), refused, isinstance(answer, NeverStarts), node), answer)
+            )
             if refused:
                 note, cause = str(answer), FailureCause.REFUSED
                 changes.append(TaskChange(task.job, task.id, TaskState.FAILED, note=note, cause=cause))

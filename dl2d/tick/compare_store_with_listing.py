@@ -103,11 +103,12 @@ def compare(
         listings have to say so.
     """
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
-    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures)
+    may_give_up = not (listing.incomplete or listed_again)
+    never_start = _jobs_that_never_start(live, matches, elapsed) if may_give_up else {}
+    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures, never_start)
     task_changes, task_stops = _task_changes(
-        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states,
-        may_give_up=not (listing.incomplete or listed_again),
-    )  # fmt: skip
+        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states, may_give_up=may_give_up
+    )
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
     stray_remarks: list[str] = []
@@ -147,8 +148,12 @@ def _job_changes(
     gone: Collection[str],
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
+    never_start: Mapping[JobKey, str],
 ) -> _JobChanges:
-    """The changes of jobs by their anchors, the next runs of requeued ones, and the anchors that have to be stopped."""
+    """The changes of jobs by their anchors, the next runs of requeued ones, and the anchors that have to be stopped.
+
+    ``never_start`` says why jobs that have not trained never will.
+    """
     found = _JobChanges([], [], [], {})
     for job in jobs:
         tag = task_tag(job.key, ANCHOR)
@@ -166,10 +171,34 @@ def _job_changes(
             continue
         failures = start_failures.get(job.key, NO_FAILURES)
         change = _job_change(job, anchor, _absence(tag, matches, gone), at, timeouts, failures)
+        if (reason := never_start.get(job.key)) is not None and (change is None or change.state is None):
+            change = JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.REFUSED)
         if change is not None:
             found.changes.append((job.key, change))
             if change.state is not None and change.state.ended:
                 found.ended_states[job.key] = change.state
+    return found
+
+
+def _jobs_that_never_start(live: LiveJobs, matches: Matches, elapsed: Mapping[str, Elapsed]) -> dict[JobKey, str]:
+    """Why jobs that have not trained never will: the resource manager says in two listings that it never starts a task
+    that is of their minimum size.
+    """
+    ready = {job.key: job for job in live.jobs if job.state is JobState.READY}
+    found: dict[JobKey, str] = {}
+    for task in live.tasks:
+        job, listed = ready.get(task.job), matches.listed.get(task.tag)
+        if (
+            job is not None
+            and listed is not None
+            and job.request.min_size.count(task.role)
+            and task.state is TaskState.ASKED
+            and listed.state is RmJobState.PENDING
+            and listed.never_starts
+            and listed.reason == task.note
+            and elapsed[task.tag].in_state > MAX_REFUSED_SECONDS
+        ):
+            found.setdefault(task.job, f"{task.id} can never start: {listed.never_starts}")
     return found
 
 

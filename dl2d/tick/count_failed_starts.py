@@ -99,7 +99,7 @@ def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at
     """Failed attempts of each job after the starts of a tick, of which the resource manager has refused some.
 
     However many starts of a job were refused, they are one attempt, and one that already failed in this tick is not
-    counted again. It only delays the next one.
+    counted again. It only delays the next one, unless the resource manager never starts such tasks.
     """
     counted = dict(failures)
     for failure in outcome.failures:
@@ -107,5 +107,9 @@ def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at
         is_new = known.at < at or not known.in_a_row
         if failure.refused and is_new:
             reason = f"{failure.what}: {failure.error}"
-            counted[failure.job] = known._replace(last=reason, at=at, not_counted=known.not_counted + 1)
+            known = known._replace(last=reason, at=at)
+            if failure.never_starts:
+                counted[failure.job] = known._replace(attempts=known.attempts + 1)
+            else:
+                counted[failure.job] = known._replace(not_counted=known.not_counted + 1)
     return counted

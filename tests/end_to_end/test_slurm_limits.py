@@ -250,6 +250,37 @@ exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
         assert len(tasks) == 3, [(task.id, task.state, task.note, task.asked_at) for task in tasks]
 
 
+@pytest.mark.parametrize("flags", [(), ("flags=DenyOnLimit",)], ids=["waits", "is refused"])
+def test_a_job_of_which_a_task_demands_less_than_its_qos_starts_ends_and_says_so(
+    cluster: AccountingCluster, alice: User, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    qos = f"gpus{len(flags)}"
+    cluster.sacctmgr("add", "qos", qos, "MinTRES=gres/gpu=1", *flags)
+    cluster.sacctmgr("modify", "user", alice.name, "set", f"qos+={qos}")
+    config = {"resource_manager": cluster.resource_manager(), "jobs": {"backoff_seconds": 5}}
+    with DaemonProcess(tmp_path, config) as daemon:
+        job_id = cluster.submit_as(
+            alice,
+            f"""#!/bin/sh
+#SBATCH -c 1 --mem=50 --qos={qos} --gres=gpu:1 --output={alice.home}/{qos}.out
+#DL2 model=other worker=cpu:1,memory:100,gpu:1 ps=cpu:1,memory:100 max_workers=1 max_ps=1
+#DL2 samples_per_epoch=203 batch=20 epochs=60
+export DL2_DAEMON={daemon.url}
+exec dl2-run python "$HOME/numpy_worker.py" --epochs 60 --step-seconds 0.01
+""",
+        )
+        daemon.wait_until(lambda: daemon.store.find_jobs(job_id), "the job is registered", timeout=90)
+        (job,) = daemon.store.find_jobs(job_id)
+        daemon.wait_for_end(job.key, timeout=240)
+        ended = daemon.job(job.key)
+        assert ended.state is JobState.FAILED
+        said = f"QOS {qos} starts no job that demands less than gpu:1 (QOSMinGRES); demand that with ps=, or submit"
+        assert said in ended.end_reason
+        daemon.wait_until_empty()
+        cluster.wait_until(lambda: cluster.job_state(job_id) == "FAILED", "its batch job ends")
+        assert said in (alice.home / f"{qos}.out").read_text()
+
+
 def test_a_job_of_others_that_waits_for_a_full_limit_starts(
     cluster: AccountingCluster, alice: User, tmp_path: Path
 ) -> None:

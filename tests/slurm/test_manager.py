@@ -10,7 +10,7 @@ from slurm_fakes import JOB, Clock, FakeSlurm, Managers, identity, job_row, live
 from structlog.testing import capture_logs
 
 from dl2d.core.cluster import NodeState, Task
-from dl2d.core.errors import Denied, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import Denied, NeverStarts, NodeRefused, NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Launch, Owner
 from dl2d.core.resource_manager import RmIdentity, RmJobState
 from dl2d.core.resources import Resources
@@ -184,7 +184,7 @@ def test_reservations_are_asked_for_in_each_listing_only_while_there_are_any(
         ("AssocGrpMemLimit", {"1"}, {"memory": 0.0}, "account ml, user alice (AssocGrpMemLimit)"),
         ("AssocMaxJobsLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "account ml, user alice (A"),
         ("QOSMaxGRESPerJob", {"1"}, {"gpu": 0.0}, "job 1 (QOSMaxGRESPerJob)"),
-        ("QOSMinGRES", {"1"}, {"gpu": 0.0}, "job 1 (QOSMinGRES)"),
+        ("QOSMinGRES", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "job 1 (QOSMinGRES)"),
         ("AssociationTimeLimit", {"1"}, {"cpu": 0.0, "gpu": 0.0, "memory": 0.0}, "job 1 (AssociationTimeLimit)"),
         (
             "QOSUsageThreshold",
@@ -554,6 +554,25 @@ def test_refusals_are_typed_and_in_slurms_words(
         manager_on().submit(task())
     assert type(caught.value) is kind
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("QOSMinGRES", NeverStarts, "demands less than its minimum (QOSMinGRES); demand that with worker=, or submit"),
+        ("QOSMaxCpuPerJobLimit", NeverStarts, "it demands more than Slurm gives to one job or on one node (QOSMaxCpuP"),
+        ("QOSMaxSubmitJobPerUserLimit", Rejected, "QOSMaxSubmitJobPerUserLimit; sbatch: error: Batch job submission"),
+    ],
+)
+def test_what_a_qos_with_deny_on_limit_refuses_never_starts(
+    slurm: FakeSlurm, manager_on: Managers, name: str, kind: type[ResourceManagerError], says: str
+) -> None:
+    said = f"sbatch: error: {name}\nsbatch: error: Batch job submission failed: Job violates accounting/QOS policy (j\n"
+    slurm.answer("sbatch", status=1, stderr=said)
+    with pytest.raises(ResourceManagerError) as caught:
+        manager_on().submit(task())
+    assert type(caught.value) is kind
+    assert says in str(caught.value)
 
 
 @pytest.mark.parametrize("said", ["77\n", "77;fake\n", "sbatch: lua: hello\n77\n"])

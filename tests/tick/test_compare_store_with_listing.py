@@ -145,6 +145,27 @@ def test_tasks_that_never_join_end_their_job_in_the_end() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("state", "note", "since", "why", "ends"),
+    [
+        (J.READY, "QOSMinGRES", NOW - 31, "the QOS demands gpu:1", True),
+        (J.RUNNING, "QOSMinGRES", NOW - 31, "the QOS demands gpu:1", False),  # it trains on
+        (J.READY, "", NOW - 31, "the QOS demands gpu:1", False),  # the first listing that says so
+        (J.READY, "QOSMinGRES", NOW - 29, "the QOS demands gpu:1", False),
+        (J.READY, "QOSMinGRES", NOW - 31, "", False),
+    ],
+)
+def test_a_job_ends_of_which_a_task_of_its_smallest_size_never_starts(
+    state: JobState, note: str, since: float, why: str, ends: bool
+) -> None:
+    waits = replace_struct(an_rm_job(R.PENDING, reason="QOSMinGRES"), never_starts=why)
+    changes = see(a_job(state), [a_task(T.ASKED, note=note, since=since)], [ANCHOR_RUNS, waits])
+    ended = [(change.state, change.end_reason, change.cause) for _, change in changes.jobs]
+    reason = "worker-0 can never start: the QOS demands gpu:1"
+    assert ended == ([(J.FAILED, reason, F.REFUSED)] if ends else [])
+    assert not ends or [change.state for change in changes.tasks] == [T.DRAINING]
+
+
 def test_attempts_that_are_ended_from_outside_count_a_tenth() -> None:
     """A task that exceeds its memory looks so in some resource managers; its job would hold its room for ever."""
     assert see(a_job(), [], [ANCHOR_RUNS], failures=1, outside=19).jobs == ()

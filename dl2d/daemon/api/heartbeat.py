@@ -378,9 +378,10 @@ def _end_reason(request: JobRequest, beat: Heartbeat, state: JobState) -> str:
     return f"{said}; inexact from version {beat.inexact_from} on, because optimizer state was lost with a server"
 
 
-def stop_answer(heartbeat_seconds: float) -> dict[str, object]:
-    """The answer to the coordinator of a job that has ended."""
-    return {"members": [], "stop": True, "heartbeat_seconds": heartbeat_seconds}
+def stop_answer(heartbeat_seconds: float, reason: str = "") -> dict[str, object]:
+    """The answer to the coordinator of a job that has ended; ``reason`` is why it failed, for the job's output."""
+    answer = {"members": [], "stop": True, "heartbeat_seconds": heartbeat_seconds}
+    return {**answer, "reason": reason} if reason else answer
 
 
 def targets(tasks: tuple[Task, ...]) -> list[str]:

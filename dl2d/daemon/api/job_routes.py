@@ -227,7 +227,8 @@ def heartbeat(
     services.owners.note(job.key.slug, job.owner.uid, ended=job.state.ended)
     if job.state.ended:
         # Cancelled, or ended as the resource manager says, and the coordinator does not know it yet.
-        return stop_answer(services.heartbeat_seconds())
+        failed = job.end_reason if job.state is JobState.FAILED else ""
+        return stop_answer(services.heartbeat_seconds(), failed)
     if not services.heartbeat_rate.take(job.key.slug, len(beat.plans) / PLANS_PER_HEARTBEAT):
         raise too_many(TOO_MANY_HEARTBEATS)
     if not services.taken.take(job.key, beat.sender, beat.number):

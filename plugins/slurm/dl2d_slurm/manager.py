@@ -13,7 +13,7 @@ import structlog
 from msgspec import structs
 
 from dl2d.core.cluster import Task, parse_tag
-from dl2d.core.errors import NodeRefused, Rejected, ResourceManagerError, Unavailable
+from dl2d.core.errors import NeverStarts, NodeRefused, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import (
     Anchor,
@@ -57,7 +57,7 @@ from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     with_given,
 )
 from dl2d_slurm.limits.association_limits import AssociationLimits
-from dl2d_slurm.limits.limits_from_reason_codes import with_limits
+from dl2d_slurm.limits.limits_from_reason_codes import never_starts, with_limits
 from dl2d_slurm.munge_authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
@@ -246,7 +246,7 @@ class SlurmManager:
         sharing = self._settings.sharing
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
         seen_jobs = self._withheld_room.with_refused_tasks(
-            with_limits(jobs.jobs, jobs.options, resources), jobs.waiting_tasks,
+            with_limits(jobs.jobs, jobs.options, resources, self._limits.bounds), jobs.waiting_tasks,
             [node for node in seen_nodes if node.name not in jobs.ending_in_part],
         )  # fmt: skip
         partitions = {
@@ -443,8 +443,14 @@ class SlurmManager:
         what = f"submission of {task.name} of job {task.job.id} for {task.owner.user}{where}"
         if answer.status != 0:
             error = failure(what, answer)
-            refused = type(error) is Rejected and task.node and NODE_REFUSED.search(error.said)
-            raise NodeRefused(what, said=error.said) if refused else error
+            if type(error) is not Rejected:
+                raise error
+            if task.node and NODE_REFUSED.search(error.said):
+                raise NodeRefused(what, said=error.said)
+            # Where the QOS has the flag DenyOnLimit.
+            words = error.said.replace(";", " ").split()
+            never = (never_starts(word, task.name, task.owner.qos, self._limits.bounds) for word in words)
+            raise next((NeverStarts(what, said=text) for text in never if text), error)
         if not answer.job_id:
             raise Rejected(f"{what}: no job id in its answer", said=(answer.stdout + answer.stderr)[:500])
         log.info("task submitted", tag=task.tag, node=task.node, handle=answer.job_id)

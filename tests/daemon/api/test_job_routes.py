@@ -789,7 +789,8 @@ class TestHeartbeat:
         assert (ended.state, ended.end_reason) == (state, reason)
         assert ended.digest == ("abc" if state is JobState.FINISHED else "")
         late = world.heartbeat(job, state="running", version=10**6)
-        assert (late.status_code, late.json()) == (200, {"members": [], "stop": True, "heartbeat_seconds": 1.5})
+        why = {"reason": reason} if state is JobState.FAILED else {}
+        assert (late.status_code, late.json()) == (200, {"members": [], "stop": True, "heartbeat_seconds": 1.5, **why})
         assert world.store.job(job) == ended
 
     def test_a_job_whose_user_submitted_the_anchor_is_cancelled_when_the_anchor_is(self, slurm_like):

@@ -10,8 +10,10 @@ from slurm_fakes import FakeSlurm, Managers, job_row
 
 from dl2d_slurm.jobs.job_reason_codes import (
     WAITING_REASONS,
+    Bound,
     SiteLimit,
     WaitsFor,
+    bound,
     is_node_refused,
     site_limit,
     waiting_reason,
@@ -95,7 +97,7 @@ def test_what_reasons_mean_for_scaling(reason: str, waits_for: WaitsFor) -> None
         ("AssocMaxMemPerJob", SiteLimit((), "memory")),
         ("QOSGrpNodeLimit", SiteLimit(("qos",), "")),
         ("QOSMaxGRESPerUser", SiteLimit(("qos", "user"), "gres")),
-        ("QOSMinGRES", SiteLimit((), "gres")),
+        ("QOSMinGRES", SiteLimit((), "")),
         ("QOSMaxWallDurationPerJobLimit", SiteLimit((), "")),
         ("QOSUsageThreshold", SiteLimit(("qos", "account", "user"), "")),
         # Of a quality of service, for each account or user.
@@ -107,6 +109,17 @@ def test_what_reasons_mean_for_scaling(reason: str, waits_for: WaitsFor) -> None
 )
 def test_whom_and_what_the_limit_of_a_reason_limits(reason: str, limit: SiteLimit) -> None:
     assert site_limit(reason) == limit
+
+
+def test_which_limits_a_job_never_meets_as_it_was_submitted() -> None:
+    least = {name for name in WAITING_REASONS if bound(name) is Bound.LEAST}
+    assert least == {name for name in WAITING_REASONS if name.startswith("QOSMin")}
+    assert len(least) == 9
+    most = {name for name in WAITING_REASONS if bound(name) is Bound.MOST}
+    assert {"AssocMaxCpuPerJobLimit", "AssocMaxCpuPerNode", "QOSMaxGRESPerJob", "MaxMemPerLimit"} <= most
+    assert not [name for name in most if "Minutes" in name or "Wall" in name or "User" in name or "Jobs" in name]
+    assert bound("QOSMinDancers") is Bound.LEAST
+    assert (bound("QOSGrpGRES"), bound("Resources"), bound("")) == (None, None, None)
 
 
 @pytest.mark.parametrize("reason", ["ReqNodeDancing", "ResourcesOfMars", "Nodes are tired"])

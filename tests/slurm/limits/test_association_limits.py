@@ -146,6 +146,44 @@ def test_limits_count_where_slurm_enforces_limits(enforced: str, left: list[floa
     assert [limit.left["cpu"] for limit in limits.growth_limits(jobs, ["cpu"], 0.0)] == left
 
 
+@pytest.mark.parametrize(
+    ("qos", "reason", "says"),
+    [
+        (
+            "gpus",
+            "QOSMinGRES",
+            "QOS gpus starts no job that demands less than cpu:2,gpu:1 (QOSMinGRES); demand that with ps=, or submit",
+        ),
+        (
+            "",
+            "QOSMinGRES",
+            "the QOS of the job or of its partition starts no job that demands less than its minimum (Q",
+        ),
+        (
+            "gpus",
+            "QOSMaxMemoryPerJob",
+            "it demands more than Slurm gives to one job or on one node (QOSMaxMemoryPerJob of QOS gpus: memory:900);",
+        ),
+        (
+            "gpus",
+            "AssocMaxMemPerJob",
+            "it demands more than Slurm gives to one job or on one node (AssocMaxMemPerJob); ",
+        ),
+        ("gpus", "QOSGrpGRES", ""),
+    ],
+)
+def test_why_a_task_never_starts_as_it_was_submitted(
+    slurm: FakeSlurm, manager_on: Managers, qos: str, reason: str, says: str
+) -> None:
+    record = "QOS=gpus(2) GrpJobs=N(0) MaxTRESPJ=mem=900,node=1 MinTRESPJ=cpu=2,gres/gpu=1 PreemptMode=OFF\n"
+    slurm.answer("scontrol", stdout=record)
+    task = job_row(2, State="PENDING", NodeList="", QOS=qos, Reason=reason, Comment="dl2:fake.1.9:ps-0")
+    slurm.answer("squeue", rows=[job_row(1, QOS=qos), task])
+    found = manager_on().listing().jobs[1].never_starts
+    assert found.startswith(says)
+    assert bool(found) is bool(says)
+
+
 def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -> None:
     asked: list[int] = []
 

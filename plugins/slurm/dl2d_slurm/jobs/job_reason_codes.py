@@ -87,7 +87,7 @@ AccountNotAllowed AccountingPolicy MaxMemPerLimit QOSNotAllowed
 """.split()  # noqa: SIM905
 #: Names of limits that each job meets or not, whatever others have, beside those with one of these parts in them.
 _OF_JOB_ALONE: Final = frozenset({"AccountNotAllowed", "AccountingPolicy", "MaxMemPerLimit", "QOSNotAllowed"})
-_JOB_ALONE_PARTS: Final = ("QOSMin", "PerJob", "PerNode", "TimeLimit")
+_JOB_ALONE_PARTS: Final = ("PerJob", "PerNode", "TimeLimit")
 #: The limited resource, by part of a limit's name.
 _LIMITED: Final = {"GRES": "gres", "CPU": "cpu", "MEM": "memory"}
 
@@ -106,6 +106,8 @@ _OF_RUNNING_JOBS: Final = frozenset(
 
 def _site_limit(name: str) -> SiteLimit:
     resource = next((limited for part, limited in _LIMITED.items() if part in name.upper()), "")
+    if name.startswith("QOSMin"):  # a job that demands too little gets nothing more
+        return SiteLimit((), "")
     if name in _OF_JOB_ALONE or any(part in name for part in _JOB_ALONE_PARTS):
         return SiteLimit((), resource)
     if name == "QOSUsageThreshold":  # of its user's usage in the account
@@ -119,6 +121,20 @@ def _site_limit(name: str) -> SiteLimit:
         return SiteLimit(("account",) if of_account else ("account", "user"), resource)
     each = [part.lower() for part in ("Account", "User") if f"Per{part}" in name]
     return SiteLimit(("qos", *each), resource)
+
+
+#: Names of bounds that each job meets or not as it was submitted, however long it waits; not those of times, which may
+#: become shorter.
+_BOUND: Final = re.compile(
+    r"(QOSMin[A-Z]\w*)|(?:Assoc|QOS)Max(?!Wall)(?!\w*Minutes)[A-Z]\w*Per(?:Job|Node)(?:Limit)?|MaxMemPerLimit"
+)
+
+
+class Bound(Enum):
+    """What a job demands too little or too much of to be ever started."""
+
+    LEAST = "least"
+    MOST = "most"
 
 
 _NODE: Final = WaitingReason(WaitsFor.NODE)
@@ -211,6 +227,12 @@ def site_limit(reason: str) -> SiteLimit | None:
     if found is None and _UNKNOWN_LIMIT.fullmatch(reason):
         return _site_limit(reason)
     return None if found is None else found.limit
+
+
+def bound(reason: str) -> Bound | None:
+    """The bound that keeps a job with this reason from being ever started as it was submitted; None if none does."""
+    found = _BOUND.fullmatch(reason)
+    return None if found is None else Bound.LEAST if found[1] else Bound.MOST
 
 
 def waits_for_room(reason: str) -> bool:

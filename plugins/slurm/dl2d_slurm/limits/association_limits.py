@@ -28,6 +28,7 @@ from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_records import shown_fields
 from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.jobs.job_reason_codes import Bound
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import handle_for_users
 from dl2d_slurm.limits.qos_precedence import KnownQosPrecedence, QosPrecedence
@@ -49,7 +50,7 @@ _ANSWER_SECONDS: Final = 10.0
 #: User and his id in the record of an association, both empty in that of an account.
 _USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
 _FIELD = re.compile(
-    r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|(?:Grp|Max)(?:Submit)?Jobs|GrpTRES|MaxWallPJ)"
+    r"(?:^|\s)(ClusterName|Account|UserName|Partition|ParentAccount|QOS|(?:Grp|Max)(?:Submit)?Jobs|GrpTRES|MaxWallPJ|M(?:in|ax)TRESPJ)"
     r"=(\S*)"
 )
 #: Limits of each account or user in a quality of service: ``User Limits= alice(1000)={MaxJobsPU=5(2) ...} ...``.
@@ -170,6 +171,20 @@ def parse_limits(text: str, wanted: Collection[str] | None = None) -> tuple[Asso
     return tuple(found)
 
 
+def parse_bounds(text: str) -> dict[tuple[str, Bound], str]:
+    """What each job of a QOS has to demand at least, and at most, as users write it, from ``show assoc_mgr``."""
+    found = {}
+    for line in text.split("\n"):
+        if line.startswith("QOS="):
+            fields = shown_fields(line, _FIELD)
+            for name, bound in (("MinTRESPJ", Bound.LEAST), ("MaxTRESPJ", Bound.MOST)):
+                parts = (part.rpartition("=") for part in fields.get(name, "").split(","))
+                amounts = [f"{resource}:{value}" for kind, _, value in parts if kind and (resource := _resource(kind))]
+                if amounts:
+                    found[fields["QOS"].partition("(")[0], bound] = ",".join(amounts)
+    return found
+
+
 def enforces_limits(configuration: str) -> bool:
     """Whether Slurm enforces limits, by the answer of ``scontrol show config``; True if that does not say."""
     enforced = _ENFORCED.search(configuration)
@@ -282,6 +297,8 @@ class AssociationLimits:
         self._max_seconds: dict[_Scope, float] = {}
         self._applicable = _ApplicableLimits((), QosPrecedence())
         self._asked = -math.inf
+        #: ``parse_bounds``.
+        self.bounds: Mapping[tuple[str, Bound], str] = {}
         #: Failures in a row, and when Slurm answered last.
         self._failures = 0
         self._answered_at: float | None = None
@@ -395,7 +412,9 @@ class AssociationLimits:
         Slurm keeps limits that it does not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
-            found, precedence = parse_limits(self._answer(*ASK_LIMITS), anchors.users), QosPrecedence()
+            text = self._answer(*ASK_LIMITS)
+            self.bounds = parse_bounds(text)
+            found, precedence = parse_limits(text, anchors.users), QosPrecedence()
             if found and not enforces_limits(self._answer("scontrol", "show", "config")):
                 found = ()
             if found:

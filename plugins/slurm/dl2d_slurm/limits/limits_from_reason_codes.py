@@ -8,16 +8,20 @@ from msgspec.structs import replace
 
 from dl2d.core.cluster import parse_tag
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState
-from dl2d_slurm.jobs.job_reason_codes import SiteLimit, site_limit
+from dl2d_slurm.jobs.job_reason_codes import Bound, SiteLimit, bound, site_limit
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 
 
 def with_limits(
-    jobs: Sequence[RmJob], options: Mapping[str, AnchorOptions], resources: Collection[str]
+    jobs: Sequence[RmJob],
+    options: Mapping[str, AnchorOptions],
+    resources: Collection[str],
+    bounds: Mapping[tuple[str, Bound], str],
 ) -> tuple[RmJob, ...]:
-    """The jobs, with the limit of each task that waits for one.
+    """The jobs, with the limit of each task that waits for one, and why it never starts, if so.
 
-    ``options`` are those of jobs, by the ids by which users know them; ``resources`` are the names of all there are.
+    ``options`` are those of jobs, by the ids by which users know them; ``resources`` are the names of all there are;
+    ``bounds`` as ``AssociationLimits`` has them.
 
     A task's own options say what it shares the limit with: its user may have changed its QOS. Slurm has the same
     reasons for the QOS of a job and that of its partition, so such a limit is learned for jobs that share both.
@@ -48,11 +52,38 @@ def with_limits(
             found[key] = GrowthLimit(anchors, left, f"a limit of Slurm leaves no more to {whose} ({why})")
         return found[key]
 
+    def why_never(job: RmJob) -> str:
+        tag = parse_tag(job.tag)
+        return (
+            "" if tag is None else never_starts(job.reason, tag[1], options.get(job.shown_id, NO_OPTIONS).qos, bounds)
+        )
+
     return tuple(
-        replace(job, limit=limit)
+        replace(job, limit=limit, never_starts=why_never(job))
         if job.state is RmJobState.PENDING and job.tag and (limit := limit_of(job)) is not None
         else job
         for job in jobs
+    )
+
+
+def never_starts(reason: str, task: str, qos: str, bounds: Mapping[tuple[str, Bound], str]) -> str:
+    """Why a task with this name and QOS that has this reason never starts as it was submitted, and what its user can
+    do; empty if it may start.
+    """
+    kind = bound(reason)
+    if kind is None:
+        return ""
+    demand, role = bounds.get((qos, kind), ""), task.partition("-")[0]
+    if kind is Bound.LEAST:
+        whose = f"QOS {qos}" if demand else "the QOS of the job or of its partition"
+        return (
+            f"{whose} starts no job that demands less than {demand or 'its minimum'} ({reason}); demand that with "
+            f"{role}=, or submit the job with another QOS"
+        )
+    most = f" of QOS {qos}: {demand}" if demand and reason.startswith("QOS") else ""
+    return (
+        f"it demands more than Slurm gives to one job or on one node ({reason}{most}); demand less with {role}=, or "
+        "submit the job with another account or QOS"
     )
 
 

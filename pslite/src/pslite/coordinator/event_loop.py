@@ -309,7 +309,8 @@ class Coordinator:
             self._log.changed |= reply != state.reply
             state.reply = reply
         if state.reply is not None and state.reply.stop and not state.over:
-            job.end("cancelled", "the scheduler cancelled it")
+            reason = state.reply.reason
+            job.end("failed" if reason else "cancelled", reason or "the scheduler cancelled it")
 
     def _end_given_up(self) -> None:
         """Tell task agents to end processes that were given up, since one that hangs does not end by itself."""

@@ -15,6 +15,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
     members: frozenset[str] | None = None
     stop: bool = False
+    #: why the job ends (`stop`), where it was not cancelled
+    reason: str = ""
     heartbeat_seconds: float = 1.0
 
 
