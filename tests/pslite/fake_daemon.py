@@ -25,7 +25,8 @@ class Daemon:
         self.refused = 0
         self.registrations: list[dict] = []
         self.targets: list[str] = []
-        self.stop = False
+        #: whether jobs are told to end, and why, if they have failed
+        self.stop, self.reason = False, ""
         self.status = 200
         self.refuse_register = ""
         #: how many registrations are answered as by a daemon that cannot reach the resource manager, and that is busy
@@ -88,7 +89,8 @@ class Daemon:
                 return self.status, {"error": "not now"}
             self.beats.append(body)
             self.changed.notify_all()
-            return 200, {"members": self.targets, "stop": self.stop, "heartbeat_seconds": 0.2}
+            why = {"reason": self.reason} if self.reason else {}
+            return 200, {"members": self.targets, "stop": self.stop, "heartbeat_seconds": 0.2, **why}
 
     def want(self, *tasks, options=(), **environ):
         with self.changed:

@@ -170,6 +170,15 @@ def test_an_anchor_registers_itself(daemon, munge, tmp_path, options, kept):
     assert daemon.beats[-1]["state"] == "cancelled"
 
 
+def test_a_job_that_the_daemon_ends_since_it_failed_says_why(daemon):
+    daemon.stop, daemon.reason = True, "ps-0 can never start: QOS gpus starts no job that demands less than gpu:1"
+    process = coordinator(daemon)
+    last = daemon.wait(lambda beat: beat["state"] == "failed")
+    assert last["reason"] == daemon.reason
+    assert process.wait(60) == 1
+    assert f"job failed: {daemon.reason}" in process.stderr.read()
+
+
 @pytest.mark.parametrize(
     ("servers", "members"), [(1, {"worker-0", "worker-1", "ps-0"}), nightly(0, {"worker-0", "worker-1"})]
 )
