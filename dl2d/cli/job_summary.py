@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
+from dl2d.core.cluster import Task, TaskState
 from dl2d.core.job_views import JobStatus
-from dl2d.core.jobs import Allocation, Job, JobState
+from dl2d.core.jobs import Allocation, Job, JobState, Role
 
 #: Relative difference below which the epochs of a script count as those that its job file declares.
 _SAME_EPOCHS = 0.001
@@ -34,6 +36,17 @@ def remark_on(job: Job) -> str:
         f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
         "computes the remaining work; correct the job file"
     )
+
+
+def remark_on_tasks(tasks: Iterable[Task]) -> str:
+    """How many tasks of a job hold their resources and do not execute; empty for none."""
+    begun = [task for task in tasks if task.state.wanted and task.state is not TaskState.ASKED]
+    words, reasons = [], dict.fromkeys(task.why_not_executing for task in begun if task.why_not_executing)
+    for role, name in ((Role.WORKER, "workers"), (Role.PS, "parameter servers")):
+        of_role = [task for task in begun if task.role is role]
+        if count := sum(bool(task.why_not_executing) for task in of_role):
+            words.append(f"{count} of its {len(of_role)} {name}")
+    return f"{' and '.join(words)} hold resources and do not execute: {'; '.join(reasons)}" if words else ""
 
 
 def job_json(status: JobStatus) -> dict[str, object]:

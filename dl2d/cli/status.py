@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_health import DaemonHealth
-from dl2d.cli.job_summary import as_of_now, job_json, remark_on, why_of
+from dl2d.cli.job_summary import as_of_now, job_json, remark_on, remark_on_tasks, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import (
     byte_size,
@@ -115,8 +115,10 @@ def status(
         lines = _lines(seen, newest=newest)
         if lines:
             print_tables(*_tables(lines, seen.tasks, time.time()))
-            if job is not None and (remark := remark_on(lines[0].job)):
-                print_text(remark)
+            if job is not None:
+                of_tasks = remark_on_tasks(line.task for line in seen.tasks if line.task is not None)
+                for remark in filter(None, (remark_on(lines[0].job), of_tasks)):
+                    print_text(remark)
         else:
             typer.echo(_NO_JOBS_OF_A_DAY if every else _NO_JOBS)
         if seen.left_out:

@@ -78,6 +78,10 @@ _RANKS[TaskState.FAILED] = _RANKS[TaskState.RELEASED]
 _WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[TaskState.CONFIRMED])
 
 
+#: Beginning of the note of a task that holds its resources and does not execute.
+NOT_EXECUTING = "does not execute: "
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One worker or parameter server of a job, as the store keeps it."""
 
@@ -96,11 +100,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     asked_at: float = 0.0
     #: When the present state began, seconds since 1970.
     since: float = 0.0
-    #: Why it failed, or what the manager waits for.
+    #: Why it failed, what the manager waits for, or that it holds its resources and does not execute.
     note: str = ""
     #: What it holds by the resource manager's listing, if that is not its demand. Only in snapshots, whose demands are
     #: what tasks get (``RmListing.given``).
     held: Resources = NO_RESOURCES
+
+    @property
+    def why_not_executing(self) -> str:
+        """Why and since when it holds its resources and does not execute; empty if it does."""
+        return self.note.removeprefix(NOT_EXECUTING) if self.note.startswith(NOT_EXECUTING) else ""
 
     @property
     def room(self) -> Resources:

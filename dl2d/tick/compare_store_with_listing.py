@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, NOT_EXECUTING, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
@@ -107,7 +108,7 @@ def compare(
     never_start = _jobs_that_never_start(live, matches, elapsed) if may_give_up else {}
     of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures, never_start)
     task_changes, task_stops = _task_changes(
-        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states, may_give_up=may_give_up
+        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states, listing.at, may_give_up=may_give_up
     )
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
@@ -210,6 +211,7 @@ def _task_changes(
     timeouts: Timeouts,
     elapsed: Mapping[str, Elapsed],
     ended_states: Mapping[JobKey, JobState],
+    at: float,
     *,
     may_give_up: bool,
 ) -> tuple[list[TaskChange], list[_Stop]]:
@@ -229,6 +231,7 @@ def _task_changes(
             absence=_absence(tag, matches, gone),
             job_end=ended_states.get(task.job),
             is_of_floor=tag in of_floors,
+            at=at,
             may_give_up=may_give_up,
         )  # fmt: skip
         if change is not None:
@@ -339,6 +342,7 @@ def _task_change(
     absence: str,
     job_end: JobState | None,
     is_of_floor: bool,
+    at: float,
     may_give_up: bool,
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
@@ -359,7 +363,7 @@ def _task_change(
        node, in the queue, it waits for as long as it takes (``queued_tasks``).
     6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
-       suspended, or whose node is being prepared, these begin twice as long after it was granted.
+       suspended, or whose node is being prepared, these begin twice as long after it was granted; its note says so.
     """
     if listed is None:
         return _unlisted(task, absence, job_ended=job_end is not None), ""
@@ -404,8 +408,17 @@ def _task_change(
         note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, {why}"
         return change_to(TaskState.DRAINING, note), "did not reach its coordinator"
     # Its coordinator may have reported it before it was listed as running.
-    unchanged = submit_time_known and listed.node in ("", task.node)
-    return (None if unchanged else change_to(task.state, task.note)), ""
+    note = _note_of_running(task, listed, at)
+    unchanged = submit_time_known and listed.node in ("", task.node) and note == task.note
+    return (None if unchanged else change_to(task.state, note)), ""
+
+
+def _note_of_running(task: Task, listed: RmJob, at: float) -> str:
+    """The note of a task that holds its resources: why and since when it does not execute, if so."""
+    if not listed.not_executing:
+        return "" if task.why_not_executing else task.note
+    why = f"{NOT_EXECUTING}{listed.reason or 'the resource manager does not say why'} since "
+    return task.note if task.note.startswith(why) else f"{why}{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None:

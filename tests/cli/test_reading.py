@@ -110,6 +110,17 @@ def test_what_tasks_use_and_why_they_ended_is_shown(dl2d: Dl2d, recorded: Record
     assert shown["worker-0"]["report"] is None
 
 
+def test_which_tasks_do_not_execute_is_shown(dl2d: Dl2d, recorded: Recorded):
+    note = "does not execute: suspended by Slurm since 2026-11-30 10:04:05 UTC"
+    changes = [TaskChange(recorded.second, f"worker-{n}", TaskState.CONFIRMED, note=note) for n in (1, 3)]
+    says = "2 of its 4 workers hold resources and do not execute: suspended by Slurm since 2026-11-30 10:04:05 UTC"
+    for command in ("status", "why"):
+        assert says not in dl2d(command, "second", "-c", recorded.config).out
+    recorded.world.store.change_tasks(changes, 1.0)
+    for command in ("status", "why"):
+        assert says in dl2d(command, "second", "-c", recorded.config).out
+
+
 def test_control_characters_in_what_a_resource_manager_says_of_a_job_are_escaped(dl2d: Dl2d, recorded: Recorded):
     change = JobChange(state=JobState.FAILED, end_reason="killed\x1b[2J\x9b31m")
     recorded.world.store.change_job(recorded.second, change, recorded.world.now)

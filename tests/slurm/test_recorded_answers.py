@@ -66,7 +66,7 @@ def test_the_jobs_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyPatch)
         job(1, RUNNING, node="n1", **ALICE),
         job(2, RUNNING, node="n1", tag=TAG.format(1), held=gpus(1, cpu=1, memory=500), **ALICE),
         job(3, RUNNING, node="n1", **BOB),
-        job(4, RUNNING, node="n2", not_executing=True, **BOB),  # suspended
+        job(4, RUNNING, node="n2", not_executing=True, reason="suspended by Slurm", **BOB),
         job(5, PENDING, reason="JobArrayTaskLimit", any_node=True, **ALICE),
         job(6, RUNNING, node="n2", array_id="5_1", **ALICE),
         job(7, RUNNING, node="n2", array_id="5_2", **ALICE),

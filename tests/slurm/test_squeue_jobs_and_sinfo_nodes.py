@@ -299,7 +299,9 @@ def test_what_a_marked_job_held_is_the_least_that_is_used(comment: str, state: s
 def test_jobs_that_hold_their_room_and_do_not_run_are_suspended() -> None:
     states = ("SUSPENDED", "STOPPED", "CONFIGURING", "POWER_UP_NODE", "RUNNING", "COMPLETING", "PENDING")
     rows = [job_row(number, State=state) for number, state in enumerate(states, start=1)]
-    assert [job.not_executing for job in parse_jobs(jobs_of(*rows), WORD).jobs] == [True] * 4 + [False] * 3
+    jobs = parse_jobs(jobs_of(*rows), WORD).jobs
+    assert [job.not_executing for job in jobs] == [True] * 4 + [False] * 3
+    assert [job.reason for job in jobs[:4]] == ["suspended by Slurm"] * 2 + ["its node is being prepared"] * 2
 
 
 def test_what_runs_is_not_counted_twice() -> None:

@@ -111,6 +111,18 @@ def test_the_node_is_the_one_that_the_resource_manager_chose(state: TaskState) -
     assert see(a_job(), [after], [ANCHOR_RUNS, listed]).tasks == ()
 
 
+def test_that_a_task_does_not_execute_is_kept_until_it_does() -> None:
+    runs = an_rm_job(R.RUNNING)
+    suspended = replace_struct(runs, not_executing=True, reason="suspended by Slurm")
+    (change,) = see(a_job(), [a_task()], [ANCHOR_RUNS, suspended]).tasks
+    after = change.applied(a_task(), NOW + 5)
+    assert (after.state, after.since) == (T.CONFIRMED, NOW)
+    assert after.why_not_executing == "suspended by Slurm since 1970-01-01 02:46:40 UTC"
+    assert see(a_job(), [after], [ANCHOR_RUNS, suspended]).tasks == ()
+    (change,) = see(a_job(), [after], [ANCHOR_RUNS, runs]).tasks
+    assert change.applied(after, NOW) == a_task()
+
+
 @pytest.mark.parametrize(
     ("since", "told", "late"),
     [

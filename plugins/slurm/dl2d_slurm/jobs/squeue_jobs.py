@@ -448,6 +448,9 @@ def _without_forged_tags(jobs: Iterable[RmJob]) -> Iterator[RmJob]:
 
 def _reason(record: Mapping[str, str], state: RmJobState) -> str:
     reason = value_or_empty(record["Reason"])
+    if record["State"] in NOT_EXECUTING_STATES:
+        is_suspended = record["State"] in ("SUSPENDED", "STOPPED")
+        return "suspended by Slurm" if is_suspended else "its node is being prepared"
     if not state.ended:
         return reason
     if state is RmJobState.DONE:
