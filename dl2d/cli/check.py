@@ -63,6 +63,7 @@ from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check.configuration_advice import (
     munge_socket_problem,
+    options_advice,
     partition_advice,
     priorities_advice,
 )
@@ -345,7 +346,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                     asked = all(finding.good for finding in answers)
                     if asked and (advice := priorities_advice(parsed, os.environ)):
                         yield Finding("slurm priorities", True, advice, warning=True)
-                    for each in partition_advice(parsed, os.environ) if asked else ():
+                    found = (*partition_advice(parsed, os.environ), options_advice(parsed, os.environ)) if asked else ()
+                    for each in filter(None, found):
                         yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)
                     if asked and (advice := limits_advice(parsed, os.environ)):
                         yield Finding("slurm limits", True, advice, warning=True)

@@ -11,6 +11,11 @@ minimum size, from wherever, those that still wait are withdrawn. A job that has
 the rest does (``starting_jobs``), and no longer than ``MAX_HELD_SECONDS``: otherwise jobs could wait for one another
 for ever. For the same reason such a job is queued only if its minimum size has no more than one task of each role, and
 with its server only when its worker runs, since a server may start long before.
+
+With more tasks of a role, neither bound on the time for which a part is kept is good. Without one, the job may never
+start even if it is the only one that keeps a part: the resource manager chooses nodes one task at a time, and may put
+the first ones where they leave no node large enough for the next. With one, the job never starts where the jobs of
+others end less often than that, and holds room in vain each time.
 """
 
 from __future__ import annotations

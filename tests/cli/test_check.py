@@ -408,6 +408,43 @@ def test_settings_that_do_not_fit_the_cluster(
         assert text.startswith(begin)
 
 
+@pytest.mark.parametrize(
+    ("tested", "bare", "found"),
+    [
+        ({}, {}, []),
+        (
+            {"status": 255, "stderr": "sbatch: unrecognized option '--reservatoin=ml'\n"},
+            {},
+            [("WRONG", "unrecognized option '--reservatoin=ml'; no task can be submitted: correct --reservatoin=ml")],
+        ),
+        (
+            {"status": 1, "stderr": "allocation failure: Requested reservation is invalid\n"},
+            {},
+            [
+                (
+                    "warn",
+                    "allocation failure: Requested reservation is invalid; tasks of jobs may be refused in the same",
+                )
+            ],
+        ),
+        # Root may submit no jobs.
+        ({"status": 1, "stderr": "allocation failure: Invalid account\n"}, {"status": 1}, []),
+    ],
+)
+def test_what_sbatch_says_of_its_options(
+    slurm_says: Callable[[dict[str, object]], list[tuple[str, str, str]]],
+    tmp_path: Path,
+    tested: dict[str, object],
+    bare: dict[str, object],
+    found: list[tuple[str, str]],
+):
+    (tmp_path / "bin" / "sbatch.answer").write_text(ascii({"--test-only": tested, "--wrap=true": bare}))
+    said = slurm_says({"partition": "gpu", "sbatch_options": ["--reservatoin=ml"]})
+    assert [(item, word) for item, word, _ in said] == [(f"{KEY}.sbatch_options", word) for word, _ in found]
+    for (_, _, text), (_, says) in zip(said, found, strict=True):
+        assert says in text
+
+
 def test_a_munge_socket_that_is_none_or_is_one(
     slurm_says: Callable[[dict[str, object]], list[tuple[str, str, str]]], tmp_path: Path
 ):

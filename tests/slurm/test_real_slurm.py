@@ -30,6 +30,7 @@ from dl2d.core.store import JobChange
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
+from dl2d_slurm.cluster_check.configuration_advice import options_advice
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 from pslite.launch.munge_credentials import munge_credential
@@ -955,3 +956,34 @@ def test_munge_says_which_user_asks_once_and_for_one_request(real: Real, manager
     for made_up in ("", "MUNGE:AwQDAAB:", "x" * 5000):
         with pytest.raises(Denied):
             manager.authenticate_user(made_up, payload)
+
+
+@pytest.mark.parametrize(
+    ("option", "says", "wrong"),
+    [
+        ("--nice=3", None, False),
+        ("--reservatoin=ml", "--reservatoin=ml", True),
+        ("--time-min=soon", "--time-min", True),
+        ("--reservation=nosuch", "Requested reservation is invalid", False),
+        ("--constraint=nosuch", "Invalid feature specification", False),
+    ],
+)
+def test_what_sbatch_finds_wrong_with_options_for_all_tasks(
+    private_slurm: Real, option: str, says: str | None, wrong: bool
+) -> None:
+    environ = {"PATH": PATH, "SLURM_CONF": str(private_slurm.cluster.conf)}
+    found = options_advice(SlurmSettings.parse({"sbatch_options": [option]}), environ)
+    assert (found is None) is (says is None)
+    if found is not None and says is not None:
+        assert says in found.text
+        assert found.wrong is wrong
+    assert not private_slurm.cluster.running()
+
+
+def test_a_suspended_task_says_so(real: Real, manager: SlurmManager) -> None:
+    job = manager.submit(alices(real, FOREVER))
+    wait_for(real, manager, job, RmJobState.RUNNING)
+    for command, reason in (("suspend", "suspended by Slurm"), ("resume", "")):
+        real.cluster.run("scontrol", command, job)
+        found = wait_for(real, manager, job, RmJobState.RUNNING)
+        assert (found.not_executing, found.reason) == (command == "suspend", reason)

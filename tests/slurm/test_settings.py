@@ -61,6 +61,8 @@ def test_all_keys_are_read() -> None:
         ("sbatch_options", ["exclusive"]),
         ("sbatch_options", ["--uid=0"]),
         ("sbatch_options", ["--wrap=id"]),
+        ("sbatch_options", ["--job-n=x"]),
+        ("sbatch_options", ["--quiet"]),
     ],
 )
 def test_what_is_bad_is_refused_with_its_full_name(key: str, value: object) -> None:

@@ -21,12 +21,14 @@ _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = rf"(?i:UNLIMITED)|{TIME_SPAN.pattern}"
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*)"
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?")
-#: Options that ``sbatch_options`` may not contain.
+#: Options that ``sbatch_options`` may not contain, nor their beginnings, which sbatch takes for them.
 _RESERVED = frozenset(
     {
         *("account", "array", "chdir", "comment", "cpus-per-task", "export", "gid", "gres", "job-name", "mem"),
         *("no-requeue", "nodelist", "nodes", "ntasks", "output", "parsable", "partition", "propagate", "qos"),
-        *("requeue", "test-only", "uid", "wait", "wrap"),
+        *("requeue", "test-only", "uid", "wait", "wrap", "clusters"),
+        # With these sbatch prints no job id.
+        *("help", "quiet", "usage", "version"),
     }
 )
 
@@ -40,7 +42,8 @@ def _options(options: tuple[str, ...]) -> tuple[str, ...]:
     for option in options:
         if not _OPTION.fullmatch(option):
             raise bad("", f"expected an option such as --reservation=ml, got {option!r}")
-        if option[2:].partition("=")[0] in _RESERVED:
+        name = option[2:].partition("=")[0]
+        if any(reserved.startswith(name) for reserved in _RESERVED):
             raise bad("", f"{option!r} cannot be given in sbatch_options")
     return options
 

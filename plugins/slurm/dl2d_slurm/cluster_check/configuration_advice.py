@@ -10,15 +10,17 @@ from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from dl2d.core.error_wording import did_you_mean, some_of
-from dl2d.core.errors import ResourceManagerError
+from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, shown_fields
-from dl2d_slurm.commands.commands import Commands, command_environment, configured
+from dl2d_slurm.commands.commands import Commands, command_environment, configured, failure
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import sharing_rule
 from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
+#: Beginning of what sbatch says where slurmctld refuses a job that is only tested.
+_BY_SLURMCTLD: Final = "allocation failure"
 _PRIORITY_BASIC: Final = "priority/basic"
 #: Modes of preemption that suspend jobs and resume them later.
 _SUSPENDING: Final = frozenset({"SUSPEND", "GANG"})
@@ -93,6 +95,30 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Ite
             f"PreemptMode has SUSPEND or GANG in {some_of(suspending)}: suspended tasks stand still, and a job without "
             "checkpoints may lose its work; let jobs write checkpoints, or set PreemptMode=OFF for these",
         )
+
+
+def options_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Advice | None:
+    """What Slurm says of a job with ``sbatch_options``; nothing if it accepts that, or refuses one without them, too.
+
+    Words that sbatch itself does not take are wrong. What slurmctld refuses may depend on who submits the job.
+    """
+    if not settings.sbatch_options:
+        return None
+    commands = _commands(settings, environ)
+    job = ["--wrap=true", "--output=/dev/null", f"--mem={settings.default_memory_mib or 1}M"]
+    job += [f"--partition={settings.partition}"] if settings.partition else []
+    try:
+        answer = commands.run("sbatch", "--test-only", *job, *settings.sbatch_options)
+        if answer.status == 0 or commands.run("sbatch", *job, "--test-only").status != 0:
+            return None
+    except ResourceManagerError:
+        return None
+    error = failure("sbatch --test-only with these options", answer)
+    key, wrong = "resource_manager.slurm.sbatch_options", _BY_SLURMCTLD not in error.said
+    if isinstance(error, Unavailable):
+        return None
+    what = "no task can be submitted" if wrong else "tasks of jobs may be refused in the same way"
+    return Advice(key, f"{error}; {what}: correct {' '.join(settings.sbatch_options)}", wrong=wrong)
 
 
 def _advice_on_names(settings: SlurmSettings, chosen: Iterable[str], existing: Sequence[str]) -> Iterator[Advice]:
