@@ -182,6 +182,8 @@ def test_why_a_task_never_starts_as_it_was_submitted(
     found = manager_on().listing().jobs[1].never_starts
     assert found.startswith(says)
     assert bool(found) is bool(says)
+    slurm.answer("squeue", rows=[job_row(1, QOS=qos), {**task, "Partition": "gpu,other"}])
+    assert not manager_on().listing().jobs[1].never_starts
 
 
 def test_limits_are_asked_for_more_and_more_rarely_where_slurm_does_not_tell() -> None:

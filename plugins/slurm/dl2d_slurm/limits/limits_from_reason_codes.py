@@ -53,10 +53,9 @@ def with_limits(
         return found[key]
 
     def why_never(job: RmJob) -> str:
-        tag = parse_tag(job.tag)
-        return (
-            "" if tag is None else never_starts(job.reason, tag[1], options.get(job.shown_id, NO_OPTIONS).qos, bounds)
-        )
+        tag, own = parse_tag(job.tag), options.get(job.shown_id, NO_OPTIONS)
+        # Of several partitions another one may start it, with other limits and another QOS.
+        return "" if tag is None or "," in own.partition else never_starts(job.reason, tag[1], own.qos, bounds)
 
     return tuple(
         replace(job, limit=limit, never_starts=why_never(job))
