@@ -521,6 +521,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             final_states=self._manager_access.final_states,
             answered_since=self._answered.since,
             starting=self._answered.starting,
+            ending=self._answered.ending,
             start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
             submit_seconds=poll_seconds,

@@ -63,7 +63,8 @@ class Reconciled:
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
-    #: was ended from outside, an anchor that is ending, suspended or not listed any more, or they are ``starting``.
+    #: was ended from outside or says that its training is done, an anchor that is ending, suspended or not listed any
+    #: more, or they are ``starting``.
     silent: Mapping[JobKey, str]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -178,7 +179,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     silent = {
         job.key: cause
         for job in elastic.jobs
-        if (cause := _cause_of_silence(job, matches.listed, calling_unlisted, calling_since.keys()))
+        if (cause := _cause_of_silence(context, job, matches.listed, calling_unlisted, calling_since.keys()))
     }
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
     return Reconciled(
@@ -366,13 +367,19 @@ def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> 
 
 
 def _cause_of_silence(
-    job: Job, listed: Mapping[str, RmJob], calling_unlisted: Collection[str], calling: Collection[JobKey]
+    context: Context,
+    job: Job,
+    listed: Mapping[str, RmJob],
+    calling_unlisted: Collection[str],
+    calling: Collection[JobKey],
 ) -> str:
     """Why a job keeps what it has, because nothing is known of its coordinator or it admits no tasks; empty if not."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
         return job.coordinator_end
+    if context.ending(job.key):
+        return "its training is done, and its tasks end"
     if anchor is not None and anchor.state is RmJobState.ENDING:
         return "the resource manager is ending its anchor"
     if anchor is not None and anchor.not_executing:

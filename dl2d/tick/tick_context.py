@@ -137,6 +137,8 @@ class Context:
     #: Ids of the tasks of a job whose dl2-run has reached its coordinator and that have not joined yet, as it said
     #: last; None if it did not say.
     starting: Callable[[JobKey], Collection[str] | None] = lambda job: None  # noqa: ARG005
+    #: Whether the coordinator of a job said last that its training is done, so that its tasks end.
+    ending: Callable[[JobKey], bool] = lambda job: False  # noqa: ARG005
     #: How many tasks may be submitted now (``RateLimitedManager.start_allowance``); None: any number.
     start_allowance: Callable[[], StartAllowance] | None = None
     #: Submits the tasks of a plan; None: one after the other.

@@ -1056,13 +1056,17 @@ def test_a_coordinator_that_knows_and_does_not_drain_loses_the_task(world: World
     assert draining <= set(world.manager.stopped)
 
 
-def test_tasks_that_end_after_their_coordinator_are_not_replaced(world: World) -> None:
+@pytest.mark.parametrize("why", ["its coordinator was ended", "its training is done"])
+def test_tasks_that_end_with_their_job_are_not_replaced(world: World, why: str) -> None:
     """The decision in force is of the time when the job still had them."""
     key = world.ready()
     world.tick()
     world.beat()
     world.tick()
-    world.store.change_job(key, JobChange(end_reason="its coordinator got SIGTERM"), world.now)
+    if why == "its training is done":
+        world.ending = [key]
+    else:
+        world.store.change_job(key, JobChange(end_reason="its coordinator got SIGTERM"), world.now)
     world.tick()
     tasks = [task for task in world.tasks(key) if task.state.wanted]
     assert len(tasks) > 1

@@ -98,6 +98,8 @@ class World:
         self.asked_states: list[str] = []
         #: Tasks that have reached their coordinators and not joined yet; None where these do not say.
         self.starting: Collection[str] | None = None
+        #: Jobs whose coordinators say that their training is done.
+        self.ending: Collection[JobKey] = ()
 
     def close(self) -> None:
         if self.url:
@@ -159,6 +161,7 @@ class World:
             allow_changes=self.allow_changes,
             final_states=self.final_states,
             starting=lambda job: self.starting,
+            ending=lambda job: job in self.ending,
             timer=lambda: self.elapsed,
         )
 

@@ -167,6 +167,8 @@ class Heartbeat(_Message):
     versions_before: _Count = 0
     # Tasks whose dl2-run is connected and whose process has not joined yet; older runtimes do not say.
     starting: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] | None = None
+    # Its training is done: all members end, and none is replaced.
+    ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

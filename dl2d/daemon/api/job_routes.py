@@ -252,7 +252,7 @@ def heartbeat(
         services.wake()
     members = [member.task for member in beat.members]
     wanted = members if job.static else targets(services.store.tasks(live=True, job=job.key))
-    services.answered.note(job.key, beat.starting)
+    services.answered.note(job.key, beat.starting, ending=beat.ending)
     return {
         "members": wanted,
         "stop": False,

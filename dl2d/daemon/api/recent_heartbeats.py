@@ -29,16 +29,16 @@ class AnsweredHeartbeats:
     ) -> None:
         self._timer, self._silent_seconds = timer, silent_seconds
         self._lock = threading.Lock()
-        #: By job, since when, the last answer, and what its heartbeat said of tasks that are starting.
-        self._answered: OrderedDict[JobKey, tuple[float, float, frozenset[str] | None]] = OrderedDict()
+        #: By job, since when, the last answer, and what its heartbeat said: which tasks start, and whether all end.
+        self._answered: OrderedDict[JobKey, tuple[float, float, frozenset[str] | None, bool]] = OrderedDict()
 
-    def note(self, job: JobKey, starting: Collection[str] | None = None) -> None:
-        """Note an answer, to a heartbeat with these tasks that are starting."""
+    def note(self, job: JobKey, starting: Collection[str] | None = None, *, ending: bool = False) -> None:
+        """Note an answer, to a heartbeat with these tasks that are starting; ``ending``: its training is done."""
         with self._lock:
             now = self._timer()
-            since, last, _ = self._answered.pop(job, (now, now, None))
+            since, last, *_ = self._answered.pop(job, (now, now, None, False))
             since = since if now - last <= self._silent_seconds() else now
-            self._answered[job] = since, now, None if starting is None else frozenset(starting)
+            self._answered[job] = since, now, None if starting is None else frozenset(starting), ending
             if len(self._answered) > _MAX_JOBS:
                 self._answered.popitem(last=False)
 
@@ -56,6 +56,12 @@ class AnsweredHeartbeats:
         with self._lock:
             answered = self._answered.get(job)
         return None if answered is None else answered[2]
+
+    def ending(self, job: JobKey) -> bool:
+        """Whether the job's training was done at its last heartbeat, so that its tasks end."""
+        with self._lock:
+            answered = self._answered.get(job)
+        return answered is not None and answered[3]
 
 
 class JobOwners:

@@ -48,6 +48,14 @@ def test_which_tasks_are_starting_is_what_the_last_heartbeat_says(world: ApiWorl
     assert said == [frozenset(), {"worker-0", "ps-3"}, None]
 
 
+def test_whether_a_jobs_training_is_done_is_what_the_last_heartbeat_says(world: ApiWorld) -> None:
+    job = world.submit()
+    assert not world.answered.ending(job)
+    for number, ending in enumerate((False, True, False)):
+        assert send(world, job, beat(number, ending=ending)) == [200]
+        assert world.answered.ending(job) is ending
+
+
 def test_a_late_heartbeat_of_a_dead_coordinator_does_not_set_the_address_back(world: ApiWorld) -> None:
     job = world.submit()
     old = beat(7, "first")

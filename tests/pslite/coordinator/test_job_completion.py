@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator.jobs import JOINED, job, sent, spec
 
-from pslite.coordinator import failover, job_completion, membership_plans
+from pslite.coordinator import failover, job_completion, membership_plans, status_report
 from pslite.coordinator.job_state import PendingPlan
 from pslite.job.membership_plan import make_plan
 
@@ -31,6 +31,7 @@ def lose(a_job, task):
 
 def test_the_others_end_once_the_first_worker_knows_that_it_writes_files():
     a_job, _ = finished_job()
+    assert (a_job.urgent, status_report.report(a_job).ending) == (True, True)  # before any member is told to end
     assert [sent(a_job, task) for task in PLAN] == [["Complete"], [], []]
     a_job.state.members["worker-0"].channel.confirm(1)
     job_completion.check(a_job)

@@ -61,6 +61,7 @@ def _reach_result(job: Job) -> str:
     if len(state.digests) < (len(state.plan.owners) if state.plan and state.plan.owners else len(state.blocks)):
         return "digests are missing"  # who has the weights may still die: no member may end yet
     state.result = Result(digest=digest_of(state.digests), versions=state.version)
+    job.urgent = True  # members end from now on: whoever starts others in their place has to know before
     return ""
 
 

@@ -112,6 +112,7 @@ def report(job: Job) -> Status:
         epochs_before=state.spec.epochs_before if state.spec is not None else 0,
         versions_before=state.spec.versions_before if state.spec is not None else 0,
         starting=[task for task in job.agents if task not in state.members],
+        ending=state.result is not None,
     )
 
 

@@ -129,3 +129,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     versions_before: int = 0
     #: tasks whose dl2-run is connected, and whose process has not joined yet
     starting: list[str] | None = None
+    #: the result is known: all members end, and none is replaced
+    ending: bool = False
