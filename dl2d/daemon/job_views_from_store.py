@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dl2d.core.daemon_mode import Mode
@@ -47,6 +49,10 @@ _OTHER_TEXTS: Final = {
 }
 
 
+#: A waiting job for which room is made, and its user (``claimant_text``).
+_CLAIMANT: Final = re.compile(r"\bjob (\S+) of ([^\s,;]+)")
+
+
 class StoreViews:
     """Implements ``JobViews`` for one user.
 
@@ -55,7 +61,7 @@ class StoreViews:
     user
         Who asks; None for an operator, who sees all jobs.
     refused
-        Why a job that is not in the store was refused, by its id and who asks; "" if that is not known.
+        Why a job that is not in the store was refused, by its id or name and who asks; "" if that is not known.
     """
 
     def __init__(
@@ -237,12 +243,17 @@ class StoreViews:
         """A decision as the user may see it: without texts that may name other users' jobs."""
         if self._user is None:
             return decided
-        return replace(decided, reason=_own_reason(decided.reason), guarded=tuple(map(_own_reason, decided.guarded)))
+        own = partial(_own_reason, user=self._user.name)
+        return replace(decided, reason=own(decided.reason), guarded=tuple(map(own, decided.guarded)))
 
 
-def _own_reason(reason: Reason) -> Reason:
+def _own_reason(reason: Reason, user: str) -> Reason:
     if reason.constraint in _OWN_TEXTS:
         return reason
     text = _OTHER_TEXTS.get(reason.constraint, str(reason.constraint))
+    if reason.constraint is Constraint.CLAIM and (claimants := _CLAIMANT.findall(reason.text)):
+        jobs = [job for job, name in claimants if name == user]
+        others = " and others" if len(jobs) < len(claimants) else ""
+        text = f"room made for your job {', '.join(jobs)}{others}" if jobs else text
     missing = "; ".join(map(str, reason.shortfalls))
     return replace(reason, text=f"{text} ({missing})" if missing else text)

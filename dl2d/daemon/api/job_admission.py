@@ -201,19 +201,26 @@ class RefusedJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By job id, its user's id and the reason.
-        self._refused: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        #: By job id: its user's id, its name and the reason.
+        self._refused: OrderedDict[str, tuple[int, str, str]] = OrderedDict()
 
     def note(self, anchor: Anchor, reason: str) -> None:
         """Remember that a job was refused."""
         with self._lock:
             self._refused.pop(anchor.key.id, None)
-            self._refused[anchor.key.id] = anchor.owner.uid, reason
+            self._refused[anchor.key.id] = anchor.owner.uid, anchor.name, reason
             if len(self._refused) > _MAX_REFUSED:
                 self._refused.popitem(last=False)
 
     def reason(self, job: str, user: User | None) -> str:
-        """Why the job with this id was refused, for its user or an operator (None); empty if that is not known."""
+        """Why the job with this id, or the last one with this name, was refused; empty if that is not known.
+
+        ``user`` is who asks, None for an operator: others than its user are told of no job.
+        """
         with self._lock:
-            uid, reason = self._refused.get(job, (-1, ""))
-        return reason if user is None or user.uid == uid else ""
+            seen = [
+                (key, name, reason)
+                for key, (uid, name, reason) in reversed(self._refused.items())
+                if job in (key, name) and (user is None or user.uid == uid)
+            ]
+        return next((reason for key, _, reason in seen if key == job), seen[0][2] if seen else "")

@@ -23,7 +23,7 @@ from dl2d.core.errors import StoreError, StoreUnavailable
 from dl2d.core.job_views import HistoryView, StatusView, UsageView, WhyView, request_payload
 from dl2d.core.jobs import JobKey, JobState, Launch, Owner, User
 from dl2d.core.json_codec import decode
-from dl2d.core.resource_manager import EligibleNodes
+from dl2d.core.resource_manager import Claim, EligibleNodes
 from dl2d.core.store import JobChange, JobList
 from dl2d.daemon.api import bearer_authentication
 from dl2d.policies.fifo import Fifo
@@ -152,12 +152,31 @@ def test_a_job_of_another_user_is_answered_like_one_that_does_not_exist(world: U
 def test_why_a_job_was_refused_is_said_to_its_user_and_to_operators(world: UserWorld):
     refused = world.add_anchor("91", script="#!/bin/sh\n#DL2 model=resnet-50 epochs=many\n")
     assert world.register("91").status_code == 422
+    name = world.manager.anchors["91"].name
     for uid, said in ((OWNER.uid, True), (0, True), (BOB.uid, False)):
-        text = error(world.get(uid, "/v1/why", job=refused.id))
-        assert ("job 91 was refused when it registered: " in text and "epochs" in text) is said
+        for asked in (refused.id, name):
+            text = error(world.get(uid, "/v1/why", job=asked))
+            assert (f"job {asked} was refused when it registered: " in text and "epochs" in text) is said
     world.add_anchor("91")
     assert world.register("91").status_code == 200
     assert world.get(OWNER.uid, "/v1/why", job="91").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("claimant", "said"),
+    [(OWNER.user, "room made for your job 812"), (BOB.user, "room made for a job of the resource manager")],
+)
+def test_a_waiting_job_for_which_room_is_made_is_named_to_its_own_user(world: UserWorld, claimant: str, said: str):
+    node = world.cluster_nodes[0]
+    world.manager.claims = [
+        Claim(
+            handle="812", user=claimant, nodes=1, demand=node.capacity, priority=9000, required=frozenset({node.name})
+        )
+    ]
+    world.settle(2)
+    (decision,) = world.view(WhyView, OWNER.uid, "/v1/why", job=world.anns.id).decisions
+    texts = [reason.text for reason in (decision.entry.decided.reason, *decision.entry.decided.guarded)]
+    assert [text for text in texts if text.startswith("room made")] == [said]
 
 
 def test_nothing_of_another_users_job_is_in_an_answer(world: UserWorld):
