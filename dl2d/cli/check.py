@@ -16,6 +16,7 @@ import typer
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.daemon_preflight import (
+    AS_ACCOUNT,
     Finding,
     address_problem,
     folder_problem,
@@ -101,7 +102,7 @@ def check(
 ) -> None:
     """Check the configuration, what it names, and job files; exit 2 if anything is wrong.
 
-    For an account other than root and the daemon's, only the FILE arguments are checked, if there are any.
+    Accounts other than root and the daemon's check FILE arguments only.
     """
     findings = list(_findings(config, files or [], probe=probe or bool(probe_user), probe_user=probe_user))
     if as_json:
@@ -133,7 +134,10 @@ def _findings(config: Path, files: list[Path], *, probe: bool, probe_user: str) 
     except Dl2dError as error:
         problem = str(error)
     not_ours = _why_only_files(config, settings) if files and not probe else ""
-    if not_ours:
+    closed = None if files or probe else _closed(config, settings, problem)
+    if closed is not None:
+        yield closed
+    elif not_ours:
         yield Finding("configuration", True, not_ours)
     else:
         yield from _plugins()
@@ -149,6 +153,15 @@ def _findings(config: Path, files: list[Path], *, probe: bool, probe_user: str) 
     nodes = _nodes(settings) if settings else ()
     for file in files:
         yield from _job_file(file, rules, nodes)
+
+
+def _closed(config: Path, settings: Settings | None, problem: str) -> Finding | None:
+    """What keeps this account from checking the daemon, if it is another's; None if nothing does."""
+    hint = "to check a job, name its file: dl2d check train.sh"
+    if settings is None:
+        return Finding("configuration", False, f"{problem}; {hint}") if os.geteuid() and is_hidden(config) else None
+    closed = folder_problem(settings.state_dir)
+    return Finding("state_dir", False, f"{closed}; {hint}") if closed.endswith(AS_ACCOUNT) else None
 
 
 def _why_only_files(config: Path, settings: Settings | None) -> str:
@@ -405,9 +418,7 @@ def _secret(settings: Settings) -> Finding:
             return Finding("secret", True, f"{path} does not exist yet; the first `dl2d run` creates it")
         load_credentials(path, create=False)
     except OSError as error:
-        return Finding(
-            "secret", False, f"cannot read {path}: {error.strerror}: run this command as the daemon's account"
-        )
+        return Finding("secret", False, f"cannot read {path}: {error.strerror}: {AS_ACCOUNT}")
     except Dl2dError as error:
         return Finding("secret", False, str(error))
     return Finding("secret", True, f"{path}, readable by its owner alone")

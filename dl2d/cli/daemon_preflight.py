@@ -30,6 +30,7 @@ class Finding:
     warning: bool = False
 
 
+AS_ACCOUNT = "run this command as the daemon's account"
 #: Free space below which a daemon soon cannot record, in bytes.
 _MIN_FREE_BYTES = 256 << 20
 
@@ -44,12 +45,12 @@ def folder_problem(folder: Path) -> str:
             return f"{place} is not a folder; set another state_dir"
         if not os.access(place, os.W_OK | os.X_OK):
             what = "" if place == folder else f", so it cannot create {folder}"
-            return f"uid {os.getuid()} cannot write to {place}{what}: run this command as the daemon's account"
+            return f"uid {os.getuid()} cannot write to {place}{what}: {AS_ACCOUNT}"
         if place == folder and (problem := exposed_folder(place)):
             return problem
         space = os.statvfs(place)
     except OSError as error:
-        return f"cannot read {folder}: {error.strerror}: run this command as the daemon's account"
+        return f"cannot read {folder}: {error.strerror}: {AS_ACCOUNT}"
     free = space.f_bavail * space.f_frsize
     if free < _MIN_FREE_BYTES:
         return f"{place} has {free >> 20} MiB of free space, less than {_MIN_FREE_BYTES >> 20}; free some space"

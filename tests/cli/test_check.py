@@ -245,7 +245,8 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "access", lambda place, mode: access(place, mode) and Path(place) != tmp_path / "state")
     config = configured(tmp_path)
     cannot = f"uid {os.getuid()} cannot write to {tmp_path / 'state'}: "
-    assert wrong(dl2d, config)["state_dir"] == f"{cannot}run this command as the daemon's account"
+    for_users = "; to check a job, name its file: dl2d check train.sh"
+    assert wrong(dl2d, config) == {"state_dir": f"{cannot}run this command as the daemon's account{for_users}"}
     ran = dl2d("run", "-c", config)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
     assert f"state_dir: {cannot}chown it to the daemon's account, or set state_dir to another folder" in ran.err
@@ -694,7 +695,9 @@ def test_a_user_who_checks_a_job_file_sees_nothing_of_the_daemons_own_checks(
     ran = dl2d("check", "--json", "-c", config, job_file(tmp_path, model="bert"))
     assert ran.status == 0
     assert [each["item"] for each in ran.json["findings"]] == ["configuration", str(file)]
-    assert "run this command as the daemon's account" in wrong(dl2d, config)["state_dir"]
+    without_file = dl2d("check", "-c", config)
+    assert (without_file.status, len(without_file.out.splitlines())) == (2, 1)
+    assert "to check a job, name its file: dl2d check train.sh" in without_file.out
 
 
 def test_a_user_who_may_not_read_the_configuration_checks_a_job_file(
