@@ -701,6 +701,46 @@ def add_elastic_job(store: SqlStore, manager: SlurmManager, partition: str, user
     return key
 
 
+#: What jobs of several nodes or tasks claim on nodes of eight CPUs and two GPUs: nodes, CPUs and GPUs.
+SHAPES = {
+    "-N1-4 -c8": (1, 8, 0),
+    "-N2-4 --mem=3600": (2, 2, 0),
+    "-N2-6 --ntasks-per-node=8": (2, 16, 0),
+    "-n5 -c3": (3, 18, 0),
+    "-N3 -n5 -c3": (3, 18, 0),
+    "-n16 --ntasks-per-node=4": (4, 16, 0),
+    "-n3 -c5": (3, 15, 0),
+    "-N2 -n9": (2, 10, 0),
+    "-n16": (2, 16, 0),
+    "-N2-3 --gpus-per-node=2": (2, 2, 4),
+    "--gpus=4 --cpus-per-gpu=4": (2, 16, 4),
+    "-n4 --mem=1500 -c4": (2, 16, 0),
+    "-N2 -O -n20": (2, 2, 0),
+    "--mincpus=6 -n2": (1, 6, 0),
+}
+
+
+def test_a_job_that_waits_claims_whole_tasks_on_the_minimum_number_of_nodes() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with SlurmCluster(nodes=4) as cluster, closing(manager_of(cluster)) as manager:
+        bob = cluster.add_user("bob")
+        anchor = cluster.submit_as(bob, ANCHOR, "--nodelist=n1")
+        cpus = dict(zip(cluster.nodes, (7, 8, 8, 8), strict=True))
+        holding = [cluster.submit_as(bob, ANCHOR, f"-c{cpus[node]}", f"--nodelist={node}") for node in cluster.nodes]
+        wait_until_running(cluster, [anchor, *holding])
+
+        def reason_of(job: str) -> str:
+            return cluster.run("squeue", "-h", "-j", job, "-o", "%r").stdout.strip()
+
+        for options, expected in SHAPES.items():
+            job = cluster.submit_as(bob, ANCHOR, *options.split())
+            cluster.wait_until(lambda job=job: reason_of(job) == "Resources", f"Slurm has tried {options}")
+            (claim,) = manager.listing().claims
+            assert (claim.nodes, claim.demand.get("cpu"), claim.demand.get("gpu")) == expected, options
+            cluster.run("scancel", job)
+
+
 def test_a_job_starts_with_as_many_tasks_as_slurm_gives_room_and_none_waits() -> None:
     """Each task demands a CPU, and gets two with 360 MiB: memory for the anchor and one task on its node, two on n2."""
     if reason := why_not():

@@ -281,7 +281,9 @@ class SlurmManager:
             ),
             limit_claims=tuple(
                 structs.replace(job.claim, handle=handle)
-                for job in with_given(jobs.waiting_for_limits, eligibility.of, self._capacities, rules)
+                for job in with_given(
+                    jobs.waiting_for_limits, eligibility.of, self._capacities, rules, whole_tasks=False
+                )
                 if (handle := handle_for_users(job)) in limited
             ),
             whole_nodes=frozenset(

@@ -85,7 +85,8 @@ SHOWN_NODE = "NodeName={} CPUTot={} CoresPerSocket=8 Sockets=1"
         ({"Reason": "QOSGrpCpuLimit"}, 0),
         # More than the nodes with two threads have.
         ({"tres-alloc": "cpu=9,mem=1G,node=1", "NumTasks": 9}, 9),
-        ({"tres-alloc": "cpu=99,mem=1G,node=1", "NumTasks": 99}, 99),
+        # 15 on each of seven nodes.
+        ({"tres-alloc": "cpu=99,mem=1G,node=1", "NumTasks": 99}, 105),
     ],
 )
 def test_the_claim_is_for_the_most_that_one_of_its_nodes_gives(
@@ -100,3 +101,47 @@ def test_the_claim_is_for_the_most_that_one_of_its_nodes_gives(
     waiting = job_row(8, **{**row, "NodeList": "", "threads": 1, "UserName": "bob", **changes})
     slurm.answer("squeue", rows=[job_row(1), waiting])
     assert [claim.demand.get("cpu") for claim in manager_on().listing().claims] == ([cpus] if cpus else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "cpus", "more"),
+    [
+        # As Slurm 22.05 shows them after it has tried to start them on four nodes of eight CPUs: NumNodes, node=, CPUs,
+        # tasks, CPUs of a task, minimum of CPUs on a node.
+        pytest.param((4, 1, 8, 1, 8, 8), 1, 8, {}, id="-N1-4 -c8"),
+        pytest.param((4, 2, 1, 2, 1, 1), 2, 2, {"MinMemory": "3600M", "mem": 7200}, id="-N2-4 --mem=3600"),
+        pytest.param(("4-6", 2, 16, 16, 1, 8), 2, 16, {}, id="-N2-6 --ntasks-per-node=8"),
+        pytest.param((3, 1, 15, 5, 3, 3), 3, 18, {}, id="-n5 -c3"),
+        pytest.param((1, 1, 15, 5, 3, 3), 3, 18, {}, id="-n5 -c3, before it has tried"),
+        pytest.param((3, 3, 15, 5, 3, 3), 3, 18, {}, id="-N3 -n5 -c3"),
+        pytest.param((4, 1, 16, 16, 1, 4), 4, 16, {}, id="-n16 --ntasks-per-node=4"),
+        pytest.param((3, 1, 15, 3, 5, 5), 3, 15, {}, id="-n3 -c5"),
+        pytest.param((2, 2, 9, 9, 1, 1), 2, 10, {}, id="-N2 -n9"),
+        pytest.param((2, 1, 16, 16, 1, 1), 2, 16, {}, id="-n16"),
+        pytest.param(
+            (3, 2, 1, 2, 1, 1), 2, 2, {"tres-per-node": "gres:gpu:2", "gpus": 4}, id="-N2-3 --gpus-per-node=2"
+        ),
+        pytest.param((2, 1, 1, 1, 1, 1), 2, 2, {"tres-per-job": "gres:gpu:4", "gpus": 4}, id="--gpus=4"),
+        pytest.param((2, 1, 16, 4, 4, 4), 2, 16, {"MinMemory": "1500M", "mem": 1500}, id="-n4 --mem=1500 -c4"),
+        pytest.param((2, 2, 2, 20, 1, 1), 2, 2, {}, id="-N2 -O -n20"),
+        pytest.param((1, 1, 2, 2, 1, 6), 1, 6, {}, id="--mincpus=6 -n2"),
+    ],
+)
+def test_a_claim_is_for_whole_tasks_on_the_minimum_number_of_nodes(
+    slurm: FakeSlurm,
+    manager_on: Managers,
+    asked: tuple[int | str, ...],
+    nodes: int,
+    cpus: int,
+    more: dict[str, object],
+) -> None:
+    shown, least, requested, tasks, of_task, of_node = asked
+    memory, gpus = more.pop("mem", 100), more.pop("gpus", 0)
+    slurm.answer("sinfo", rows=[node_row(f"n{number}", Gres="gpu:2", GresUsed="") for number in range(1, 5)])
+    row = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "UserName": "bob", "NumNodes": shown}
+    row |= {"tres-alloc": f"cpu={requested},mem={memory}M,node={least}", "NumTasks": tasks, "cpus-per-task": of_task}
+    slurm.answer("squeue", rows=[job_row(1), job_row(8, **{**row, "mincpus": of_node, **more})])
+    (claim,) = manager_on().listing().claims
+    assert (claim.nodes, claim.demand.get("cpu"), claim.demand.get("gpu")) == (nodes, cpus, gpus)
+    if "MinMemory" in more:
+        assert claim.demand.get("memory") == nodes * int(str(more["MinMemory"]).rstrip("M"))

@@ -352,7 +352,7 @@ def test_a_job_that_gets_all_memory_of_its_nodes_is_told_from_one_that_asks_for_
     rows = [
         pending(811, MinMemory="0", **memory),
         pending(812, MinMemory="4000M", **memory),
-        pending(813, MinMemory="3000M"),
+        pending(813, MinMemory="1024M"),
         pending(814, MinMemory="0", NumNodes=1, **memory),
     ]
     slurm.answer("squeue", rows=[job_row(1), *rows])
@@ -389,7 +389,7 @@ def test_a_share_of_a_gpu_is_a_part_of_it(
 ) -> None:
     """Nodes may have as many shares as they like, and users ask for as many."""
     slurm.answer("sinfo", rows=[node_row("n1", Gres=gres, GresUsed="")])
-    slurm.answer("squeue", rows=[pending(1, NumNodes=1, **{"tres-per-node": asked})])
+    slurm.answer("squeue", rows=[pending(1, **{"tres-alloc": "cpu=1,mem=2G,node=1", "tres-per-node": asked})])
     (claim,) = manager_on().listing().claims
     assert claim.demand.get("gpu") == gpus
 

@@ -44,6 +44,7 @@ EXCLUSIVE_PARTITION: Final = re.compile(
     r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
 )
 LINEAR: Final = "select/linear"
+_NODES: Final = re.compile(r"(?:^|,)node=([0-9]{1,6})(?:,|$)")
 
 
 def owner_of(record: Mapping[str, str]) -> Owner | None:
@@ -120,6 +121,12 @@ def count(text: str) -> int | None:
     """A whole number, perhaps with a K, M, G or T behind it; None where the text is none."""
     match = _COUNT.fullmatch(text.strip()) if text.isascii() else None
     return round(float(match[1]) * _FACTORS[match[2].upper()]) if match and len(text) < 20 else None
+
+
+def node_count(tres: str) -> int:
+    """Number of nodes in a list of resources, ``cpu=2,mem=1G,node=1``; 0 if there is none."""
+    found = _NODES.search(tres)
+    return int(found[1]) if found else 0
 
 
 def timestamp(text: str) -> int:

@@ -1,22 +1,24 @@
-"""CPUs, and memory for each of them, that Slurm will allocate to a job that waits: squeue shows what it asks for.
+"""Nodes, CPUs and memory that Slurm will allocate to a job that waits: squeue shows what it asks for.
 
 Slurm allocates whole cores, as it does for tasks (``allocation_rules``), and more of them for a job that uses one
 thread of each or has one task on each, for one that asks for CPUs with each GPU, and for one that asks for a minimum on
-each node. Tried with Slurm 22.05 and 26.05: tests/slurm/test_real_slurm.py.
+each node. Each task of the job runs on one node. Tried with Slurm 22.05 and 26.05: tests/slurm/test_real_slurm.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import count, parse_gres
+from dl2d_slurm.commands.command_output_values import count, node_count, parse_gres
 from dl2d_slurm.jobs.allocation_rules import MOST, AllocationRules, CpuUnit
 
 #: Fields of squeue that are read here.
 CPU_FIELDS: Final = ("NumTasks", "cpus-per-task", "mincpus", "threads", "NTPerCore", "cpus-per-tres", "MinMemory")
+_CPUS: Final = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)")
 
 
 class RequestedCpus(NamedTuple):
@@ -42,17 +44,37 @@ class RequestedCpus(NamedTuple):
         bytes_ = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
         return cls(max(tasks, 1), max(of_task, 1), of_node, of_gpu, threads, on_core, bytes_ / 1024**2)
 
+    def nodes_that_hold(self, demand: Resources, nodes: int, capacities: Collection[Resources]) -> int:
+        """On how many of such nodes, at least ``nodes``, the job can have as many tasks on each."""
+        most = {name: max(capacity.get(name) for capacity in capacities) for name in ("cpu", "gpu")}
+        of_node = most["cpu"] // self.of_task if self._has_cpus_by_task(demand.get("cpu")) else 0
+        by_tasks = math.ceil(self.tasks / of_node) if of_node else 1
+        return max(nodes, by_tasks, *(math.ceil(demand.get(name) / amount) for name, amount in most.items() if amount))
+
+    def _has_cpus_by_task(self, cpus: float) -> bool:
+        return self.tasks * self.of_task == cpus
+
     def given(
-        self, demand: Resources, nodes: int, unit: CpuUnit, rules: AllocationRules, default_memory: float
+        self,
+        demand: Resources,
+        nodes: int,
+        unit: CpuUnit,
+        rules: AllocationRules,
+        default_memory: float,
+        *,
+        whole_tasks: bool = True,
     ) -> Resources:
         """What the job gets on so many nodes, the same on each, whose ``demand`` squeue shows.
 
         ``default_memory`` is that for each CPU. A job with as many CPUs as nodes does not show whether the memory that
-        it asks for is for each CPU: it is, if it is this.
+        it asks for is for each CPU: it is, if it is this. ``whole_tasks``: each node has room for as many tasks as the
+        others; that may be more than the job gets in all.
         """
         cpus, memory = demand.get("cpu"), demand.get("memory")
-        of_node = max(math.ceil(cpus / nodes), self.of_node)
-        tasks = max(math.ceil(self.tasks / nodes), math.ceil(of_node / self.of_task))
+        tasks = math.ceil(self.tasks / nodes)
+        by_task = whole_tasks and self._has_cpus_by_task(cpus)
+        of_node = max(tasks * self.of_task if by_task else math.ceil(cpus / nodes), self.of_node)
+        tasks = max(tasks, math.ceil(of_node / self.of_task))
         cores = 0
         if self.tasks_on_core == 1:
             cores = tasks * unit.cores(self.of_task, self.threads)
@@ -63,4 +85,19 @@ class RequestedCpus(NamedTuple):
         by_cpu = memory and self.memory * cpus == memory and (cpus != nodes or self.memory == default_memory)
         if by_cpu and not rules.memory_of_asked_cpus:
             memory = self.memory * with_memory * nodes
+        elif not by_cpu and memory:
+            memory = max(memory, self.memory * nodes)
         return demand.maximum(Resources.of(cpu=min(given * nodes, MOST), memory=min(memory, MOST)))
+
+
+def minimum_nodes(record: Mapping[str, str]) -> int:
+    """The minimum number of nodes of a job that waits, in a record of squeue.
+
+    ``node=`` of ``tres-alloc`` is the number that it asks for, 1 if it asks for none; ``--ntasks-per-node`` does not
+    count in it. ``NumNodes`` is the same until Slurm has tried to start the job. Then it is the number that Slurm would
+    give it, which is the maximum if it asks for a range, ``-N 2-4``.
+    """
+    asked, cpus = RequestedCpus.of(record), _CPUS.search(record["tres-alloc"])
+    estimate = count(record["NumNodes"].partition("-")[0]) or 1
+    by_cpus = math.ceil(int(cpus[1]) / max(asked.of_node, 1)) if cpus else 1
+    return max(node_count(record["tres-alloc"]), min(estimate, asked.tasks, by_cpus), 1)

@@ -21,12 +21,14 @@ from dl2d_slurm.commands.command_output_values import (
     count,
     hosts,
     name_or_empty,
+    node_count,
     parse_gres,
     resources_of,
     timestamp,
     value_or_empty,
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
+from dl2d_slurm.jobs.cpus_of_waiting_jobs import minimum_nodes
 from dl2d_slurm.jobs.gpu_shares import with_shares
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
@@ -59,7 +61,6 @@ LISTING_ENVIRONMENT: Mapping[str, str] = {**TIMES_AS_SECONDS, "SLURM_BITSTR_LEN"
 
 #: Generic resources that a job asked for: for each node, for each task, or in all.
 _ASKED = (("tres-per-node", "NumNodes"), ("tres-per-task", "NumTasks"), ("tres-per-job", ""))
-_NODE_COUNT = re.compile(r"(?:^|,)node=([0-9]{1,6})(?:,|$)")
 _TERMINATED = "signal 15"
 _ARRAY_TASK = re.compile(r"[0-9]{1,18}_[0-9]{1,18}")
 
@@ -134,8 +135,7 @@ class _Listed:
     @property
     def node_count(self) -> int:
         """Number of nodes that it was given."""
-        found = _NODE_COUNT.search(self.record["tres-alloc"])
-        return max(len(self.nodes), int(found[1]) if found else 1)
+        return max(len(self.nodes), node_count(self.record["tres-alloc"]), 1)
 
     @property
     def still_holds_room(self) -> bool:
@@ -378,6 +378,8 @@ def array_id(record: Mapping[str, str]) -> str:
 
 def _allocated_or_requested(record: Mapping[str, str]) -> Resources:
     """Room of a job; generic resources and their types are in ``tres-alloc`` only where the site accounts for them."""
+    if record["State"] == "PENDING" and value_or_empty(record.get("tres-per-node", "")):
+        record = {**record, "NumNodes": str(minimum_nodes(record))}
     return _room(
         record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
     )

@@ -18,7 +18,6 @@ from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import (
     EXCLUSIVE_FIELDS,
-    count,
     has_whole_nodes,
     hosts,
     limit_seconds,
@@ -26,7 +25,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.jobs.allocation_rules import AllocationRules, CpuUnit
-from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus
+from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus, minimum_nodes
 from dl2d_slurm.jobs.gpu_shares import has_shares, with_gpus_of_shares
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule
@@ -99,13 +98,11 @@ def waiting_job(
     for_room = waits_for_room(reason) and not value_or_empty(record["Reservation"])
     if not number or not (for_limit or for_room):
         return None
-    # The number may be a range, 2-4, where the job takes what there is.
-    nodes = count(record["NumNodes"].partition("-")[0]) or 1
     claim = Claim(
         handle=record["JobID"],
         user=record["UserName"],
         priority=number,
-        nodes=min(nodes, _MAX_NODES),
+        nodes=min(minimum_nodes(record), _MAX_NODES),
         demand=demand,
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
@@ -115,9 +112,14 @@ def waiting_job(
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
     options = replace(AnchorOptions.of(record), ends=0)
     lists = value_or_empty(record["ReqNodes"]), value_or_empty(record["SchedNodes"])
-    cpus = RequestedCpus.of(record)
     return WaitingJob(
-        claim, options, shown_id, limit_seconds(record["TimeLimit"]), *lists, cpus, reason if for_limit else ""
+        claim,
+        options,
+        shown_id,
+        limit_seconds(record["TimeLimit"]),
+        *lists,
+        RequestedCpus.of(record),
+        reason if for_limit else "",
     )
 
 
@@ -186,10 +188,13 @@ def with_given(
     eligible_nodes: EligibleNodesOf,
     capacities: Mapping[str, Resources],
     rules: AllocationRules,
+    *,
+    whole_tasks: bool = True,
 ) -> Iterator[WaitingJob]:
     """The jobs with demands of what Slurm will give them on their nodes; ``capacities`` are those of all nodes.
 
-    Where nodes differ in what they give, this is the most on nodes that are large enough.
+    Where nodes differ in what they give, this is the most on nodes that are large enough. ``whole_tasks``: on as many
+    nodes as hold the tasks, with room for as many on each.
     """
 
     # Jobs with the same options share one answer.
@@ -201,15 +206,20 @@ def with_given(
     for job in waiting:
         found, claim = eligible_nodes(job.options, job.limit, job.claim.user), job.claim
         memory_of_cpu, demands = rules.default_memory_of_cpu(job.options.partition), dict[CpuUnit, Resources]()
-        for unit, capacity in kinds_of(None if found is None else found.nodes):
+        kinds, nodes = kinds_of(None if found is None else found.nodes), claim.nodes
+        if whole_tasks and kinds:
+            nodes = job.cpus.nodes_that_hold(claim.demand, nodes, [capacity for _, capacity in kinds])
+        for unit, capacity in kinds:
             if unit not in demands:
-                demands[unit] = job.cpus.given(claim.demand, claim.nodes, unit, rules, memory_of_cpu)
-            if demands[unit].get("cpu") <= capacity.get("cpu") * claim.nodes:
+                demands[unit] = job.cpus.given(
+                    claim.demand, nodes, unit, rules, memory_of_cpu, whole_tasks=whole_tasks
+                )  # fmt: skip
+            if demands[unit].get("cpu") <= capacity.get("cpu") * nodes:
                 break
         else:
             unit = min(demands, default=CpuUnit())
         demand = demands.get(unit, claim.demand)
-        yield job if demand == claim.demand else dataclasses.replace(job, claim=replace(claim, demand=demand))
+        yield dataclasses.replace(job, claim=replace(claim, demand=demand, nodes=min(nodes, _MAX_NODES)))
 
 
 def claims(
