@@ -26,7 +26,7 @@ from dl2d.learning.recorded_decisions import Recording
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.tick.observe_mode_decision import OBSERVED
+from dl2d.tick.observed_decision import OBSERVED
 
 #: Jobs, summed over slots, after which no older slot is read: in memory each takes about 3 KiB.
 _MAX_JOBS: Final = 500_000

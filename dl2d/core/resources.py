@@ -22,7 +22,7 @@ _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
 #: Where some tasks get nodes of their own, each node has one of this resource, such a task demands it, and any other
-#: task a small part of it, so that there is no room for it beside another task (``tick.add_whole_node_resource``).
+#: task a small part of it, so that there is no room for it beside another task (``tick.exclusive_nodes``).
 WHOLE_NODE: Final = "whole-node"
 
 

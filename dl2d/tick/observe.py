@@ -19,8 +19,8 @@ from dl2d.core.resize_guard_state import NodeRefusal
 from dl2d.core.resource_manager import ResourceManager, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
+from dl2d.tick.allocated_resources import with_given
 from dl2d.tick.avoided_nodes import node_sets
-from dl2d.tick.given_beyond_demand import with_given
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.

@@ -20,12 +20,12 @@ from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
-from dl2d.tick.add_whole_node_resource import with_whole_nodes
+from dl2d.tick.allocated_resources import with_given
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
 from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tasks
 from dl2d.tick.count_failed_starts import count_failures
-from dl2d.tick.given_beyond_demand import with_given
+from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
 from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot

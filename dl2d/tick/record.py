@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.tick.observe_mode_decision import OBSERVED
+from dl2d.tick.observed_decision import OBSERVED
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Context, Deciders

@@ -36,7 +36,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.tick.room_for_all_jobs import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
+from dl2d.tick.open_node_capacity import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
 from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
 

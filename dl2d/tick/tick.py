@@ -18,7 +18,7 @@ from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
 from dl2d.tick.make_room_in_limits import make_room_in_limits
 from dl2d.tick.observe import observe, with_evidence
-from dl2d.tick.observe_mode_decision import observed_decision
+from dl2d.tick.observed_decision import observed_decision
 from dl2d.tick.place.place import place
 from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait

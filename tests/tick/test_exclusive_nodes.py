@@ -16,8 +16,8 @@ from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.store.slots_and_decisions import resource_use
 from dl2d.testing import make_job, make_nodes
-from dl2d.tick.add_whole_node_resource import with_whole_nodes
 from dl2d.tick.decide import decide
+from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.observe import LiveJobs
 from dl2d.tick.tick import tick
 

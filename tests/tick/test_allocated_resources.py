@@ -17,7 +17,7 @@ from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.in_memory_manager import MemoryManager
 from dl2d.testing import make_job
-from dl2d.tick.given_beyond_demand import with_given
+from dl2d.tick.allocated_resources import with_given
 
 CPU = Resources.of(cpu=1)
 MEMORY = Resources.of(cpu=1, memory=500)
