@@ -34,7 +34,7 @@ _FORGET_SECONDS: Final = 3600.0
 _MAX_FAILING_NODES: Final = 16
 #: Maximum number of combinations of such nodes: each makes a set of nodes, and with many sets packing is slow.
 _MAX_FAILING_COMBINATIONS: Final = 16
-#: For so many sets of nodes without failures at most it is worked out in one tick what fits on them.
+#: Maximum number of sets of nodes without failures for which one tick works out what fits on them.
 _MAX_PACKINGS: Final = 32
 
 
@@ -147,8 +147,8 @@ def node_sets(
     """The nodes that each job may use, as the resource manager says and without those that it refused lately.
 
     Nodes on which a task of the job lately failed or did not start are left out as well. Where the others, when empty,
-    do not hold its smallest size and a task of each of its roles, of these nodes as many are used again as it takes,
-    those with the fewest and oldest failures first. Jobs that may use all nodes are in no set.
+    do not hold its smallest size and a task of each of its roles, as many of the nodes with failures as needed are used
+    again, those with the fewest and oldest failures first. Jobs that may use all nodes are in no set.
     """
     if not listing.eligible_nodes and not avoided_nodes:
         return ()

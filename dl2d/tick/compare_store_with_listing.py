@@ -36,8 +36,8 @@ _Stop = tuple[RmJob, Job | None, str]
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
 MAX_REFUSED_SECONDS: Final = 30.0
-#: How long one that a running job lacks of its minimum size may wait for a limit; longer than for one that waits for
-#: room, as it is behind all others again when it is submitted anew.
+#: How long a task that a running job lacks of its minimum size may wait for a limit. This is longer than for a task
+#: that waits for room, since a task that is submitted again goes to the end of the queue.
 MAX_FLOOR_IN_LIMIT_SECONDS: Final = 3600.0
 
 

@@ -19,7 +19,7 @@ from dl2d.core.resource_manager import GrowthLimit, RmJob
 from dl2d.core.resources import Resources
 
 #: How long the jobs that wait for a limit do not grow; doubled each time that they are found waiting again, up to the
-#: maximum. If they had more than the last time, so that the limit is not constant, it is doubled this often at most.
+#: maximum. If they had more than the last time, the limit is not constant: the time is then doubled this often at most.
 _LIMIT_SECONDS: Final = 60.0
 _MAX_LIMIT_SECONDS: Final = 3600.0
 _MAX_TIMES_AFTER_GROWTH: Final = 4

@@ -7,8 +7,8 @@ taken off what the limit leaves, so that no elastic job of the limit grows into 
 jobs that yield get a limit of their own (``GrowthLimit.makes_room``), down to which the guard shrinks them.
 
 Waiting jobs get room in the order of their priority, each only if it fits into all its limits at once, with the elastic
-jobs that yield to it at their floors and the minimum sizes of elastic jobs of at least its priority. In a limit, tasks
-end for jobs to which the same elastic jobs yield; others follow when these have room.
+jobs that yield to it at their floors and the minimum sizes of elastic jobs of at least its priority. In one limit,
+tasks end at a time only for waiting jobs to which the same elastic jobs yield; others follow when these have room.
 
 The resource manager may wait for room on nodes, or say nothing for a while, before it starts a job to which a limit has
 left room. Until then its room is kept, but no more tasks end for it. When it runs, it counts in the limit in place of

@@ -54,9 +54,9 @@ class MovesOffNodes:
         #: By tasks that are alike, the index in ``_targets`` from which ``_move`` searches: no room is before it. It is
         #: changed through ``NodeRoom.change``, so that it goes back when a move is undone.
         self._first_target: dict[_Alike, int] = {}
-        #: By tasks that are alike and of which one could not move, the only nodes that may still have room for another:
-        #: the node of the one that failed last, which no search for it includes. Set only by a search before which no
-        #: other task of the node had moved, or that tried just these nodes.
+        #: For each class of tasks that are alike and of which one could not move: the only node where another may still
+        #: have room. It is that of the task that failed last, which its own search leaves out. Set only by a search
+        #: before which no other task of the node had moved, or that tried just these nodes.
         self._immovable: dict[_Alike, list[str]] = {}
         #: Tasks that could each leave a node but not together, in the order in which they leave, given by their
         #: ``_way_of_leaving``. Such tasks cannot leave any other node either.

@@ -97,8 +97,8 @@ def take_snapshot(
     Demands are what tasks get (``with_given``). Where tasks hold something else, it is shown with them: their nodes
     have it free when they have left.
 
-    A node with tasks that is not listed is shown as draining, with the room of these tasks: they run on until they are
-    not listed themselves, and a policy that has no room for them would let tasks leave elsewhere.
+    A node with tasks that is not listed is shown as draining, with the room of these tasks. They run until they are not
+    listed themselves; without this room the policy would shrink jobs on other nodes.
 
     Resources of tasks that were asked for but do not run yet count as used, so that they are not given twice.
     Commands and environments are left out: no policy may look at them, and recorded slots must not show them.

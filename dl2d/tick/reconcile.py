@@ -44,10 +44,10 @@ log = structlog.get_logger()
 #: may come back later than the resource manager. And how often it is asked.
 _ACCOUNTING_SECONDS: Final = 600.0
 _ASK_AGAIN_SECONDS: Final = 60.0
-#: For so many times ``start_seconds`` the time of a task that does not execute is not counted: its node may be booting.
+#: A task that does not execute has so many times ``start_seconds`` before its time counts: its node may be booting.
 _NOT_EXECUTING_PERIODS: Final = 2
-#: How long an anchor that is not listed counts as running while its coordinator reports, as one may that was started
-#: outside of its batch job. Only then is accounting asked how it ended.
+#: How long an anchor that is not listed counts as running while its coordinator reports: coordinators can be started
+#: outside of their batch jobs. After that, accounting is asked how the anchor ended.
 _CALLING_SECONDS: Final = 600.0
 
 

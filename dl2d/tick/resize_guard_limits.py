@@ -17,9 +17,9 @@ No rule adds tasks to what the policy gave, except that a job keeps tasks that i
 new tasks, where the policy gives it fewer for want of room. Where a sum exceeds its bound, growth is taken away first,
 beginning with the job submitted last; then tasks that run; and last tasks of jobs that a cool-down protects. Tasks of a
 job that has never had its minimum size count as growth, with one exception: in an exceeded limit (4) the minimum sizes
-of such jobs come before what other jobs have above theirs. Policies see the limits (``Snapshot.limits``). One is
-exceeded by floors, by jobs that have more than the resource manager allows by now, where it makes room for jobs of
-others, or by a policy that does not keep to it.
+of such jobs come before what other jobs have above theirs. Policies see the limits (``Snapshot.limits``). A limit can
+be exceeded when floors alone exceed it, when the manager has lowered it, when it makes room for jobs of others, or when
+the policy ignores it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def guard(
         ):
             found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
-            # More than its maximum was decided for a job whose coordinator was silent while a task was moved.
+            # While a task of a silent job is moved, its decided size may include the further task: that does not count.
             most = decided.get(job.key, job.request.max_size).common(job.request.max_size)
             held = entry.previous.common(_larger(most, entry.allocation))
             found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)

@@ -57,8 +57,8 @@ def limits_for_policies(
 
     Jobs whose coordinator is ``silent`` are in none: they keep what they have, and the others have the remainder. Where
     jobs have more than the resource manager allows by now, they keep it, and the guard decides whether they yield to
-    others. So a policy may give each of them what it has, or its minimum size, and no more; those that have nothing
-    their minimum size, in submit order, as far as the limit leaves it beside the minimum sizes of the others.
+    others. So each of them has a bound of its own: the larger of what it has and its minimum size. A job that has
+    nothing gets its minimum size, in submit order, only if the limit has room for it beside those of the others.
     """
     limits = site_limits(snapshot, rules)
     of_manager = manager_limits(snapshot, growth_limits)

@@ -21,7 +21,7 @@ from dl2d.tick.tick_context import Context, Timeouts
 
 log = structlog.get_logger()
 
-#: Of this many jobs that ended last, anchors that still run are stopped.
+#: Number of jobs that ended last of which anchors that still run are stopped.
 _MAX_ENDED_JOBS = 200
 #: The number instead if all those jobs ended within ``_RECENT_SECONDS``, as when very many are cancelled at once.
 _MAX_RECENT_JOBS = 2_000

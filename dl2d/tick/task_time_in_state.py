@@ -81,7 +81,7 @@ def elapsed_times(
 ) -> dict[str, Elapsed]:
     """For how long each task has been in its state, by tag.
 
-    The coordinators of the jobs ``saying`` say of which tasks they have heard.
+    ``saying``: the jobs whose coordinators report which tasks have connected.
     """
     joined_since: dict[tuple[JobKey, Role], float] = {
         (job.key, role): math.inf

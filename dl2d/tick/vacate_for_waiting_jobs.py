@@ -13,7 +13,7 @@ later, running tasks stay and no new ones start, if all elastic jobs that may us
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
 claim is given up, with all like it of that user (elastic tasks and other jobs apart), and tried again after
-``RETRY_SECONDS``, or as soon as no jobs wait before it for the first time, if some did until then. If planned nodes
+``RETRY_SECONDS``, or once before that, when it has become the first in the queue. If planned nodes
 were vacated before all that the job needs could be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later,
 they are released, and nothing is vacated for it until all its nodes can be.
 
@@ -61,7 +61,7 @@ MAX_GRANTED: Final = 64
 MAX_EXAMINED: Final = 256
 #: For this many shapes (``ClaimShape``) of highest priority, of all users together, nodes are searched in each tick.
 MAX_FIRST_SHAPES: Final = 8
-#: For the other shapes in turn: for as many in a tick as make this number together with the nodes of the cluster.
+#: The other shapes take turns. In one tick, shapes times nodes of the cluster is at most this number.
 MAX_SEARCHED_NODES: Final = 20_000
 #: How long a claim's room may be free without its job starting.
 MAX_UNUSED_SECONDS: Final = 300.0

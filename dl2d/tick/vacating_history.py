@@ -73,7 +73,7 @@ class ClaimHistory:
     vacating_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     #: Waiting elastic jobs of which the last tick has kept the minimum size from claims of lower priority.
     with_minimum: frozenset[JobKey] = frozenset()
-    #: Those to which decisions have given nothing although their minimum size was kept: the policy starts them later.
+    #: Those to which decisions have given nothing although their minimum size was kept: the policy has left them out.
     passed_over: frozenset[JobKey] = frozenset()
     #: Claims that still wait and before which no others waited in some tick. They are never counted as behind others
     #: again: the resource manager may say so of a job that never starts now and then.

@@ -23,8 +23,8 @@ from dl2d.tick.tick_context import GuardRules
 
 #: Why a start waits until another task of its job and role has left.
 _LEAVES_FIRST = (
-    "no other task of its job and role would start at present, because of a limit or of starts that failed, before the "
-    "one that is leaving has ended"
+    "waits until a task of its job and role that is leaving has ended: a limit, or the time after failed starts, "
+    "allows no further task now"
 )
 #: Why a start of a job that has nothing waits although no task of its role is leaving.
 _STARTS_WHOLE = "waits for the other tasks of its job's smallest size"
