@@ -30,7 +30,7 @@ class _Action(Enum):
 
 #: What becomes of a task that has to leave its node, of a job that does not shrink.
 _ACTIONS: Final = {
-    # (beyond the floor of its job, reaches its time limit, it waits for one that is leaving)
+    # (beyond the floor of its job, reaches its time limit, no replacement would start now)
     (True, True, False): _Action.MOVE_OR_STOP,
     (True, True, True): _Action.STOP,
     (True, False, False): _Action.STOP,
