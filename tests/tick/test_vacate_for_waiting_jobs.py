@@ -1166,7 +1166,7 @@ def test_what_replaces_a_task_that_leaves_is_not_asked_for_again_and_again_beyon
         for _ in range(8):
             report = world.tick(5.0)
             assert report.plan.starts == ()
-        assert "before the one that is leaving has ended" in report.plan.deferred[0].postponed
+        assert "that is leaving has ended" in report.plan.deferred[0].postponed
 
 
 def test_a_claim_takes_the_node_that_can_be_vacated_rather_than_that_of_a_floor_that_stays() -> None:

@@ -457,7 +457,7 @@ def test_a_job_that_has_nothing_starts_no_server_without_its_worker(has_server: 
     plan = within_limits(start_both, snapshot, {job.key: job.owner}, GuardRules(), {(job.key, W)})
     assert roles(plan) == (Counter({(job.key.id, P): 1}) if has_server else Counter())
     reasons = {item.role: item.postponed for item in plan.deferred}
-    assert "before the one that is leaving has ended" in reasons.pop(W)
+    assert "that is leaving has ended" in reasons.pop(W)
     assert reasons == ({} if has_server else {P: "waits for the other tasks of its job's smallest size"})
 
 
