@@ -18,7 +18,8 @@ anything else                                         not the task
 
 An anchor that its user has submitted has no tag of dl2d, or one that the user has written, which counts for nothing:
 its submit time and user are those with which it registered. If the resource manager has put it back into its queue, it
-has a later submit time, and is the anchor of another job, which goes on where this one was.
+has a later submit time, and is the anchor of another job, which goes on where this one was. So nothing of its user that
+has its handle is stopped for its tag, whether the job has ended or not.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Matches:
     #: Tags of live tasks, and of anchors of live jobs, that are not listed.
     unlisted: frozenset[str] = frozenset()
     #: Jobs with a tag of this cluster that have not ended and are no task or anchor of the store, with the job
-    #: and the name of the task or anchor that their tags say.
+    #: and the name of the task or anchor that their tags say. An anchor of the store that was requeued is none.
     strays: tuple[tuple[RmJob, JobKey, str], ...] = ()
 
 
@@ -103,7 +104,7 @@ def match_listing(
         elif not job.state.ended:
             unlisted.add(tag)
     matched = {listed.identity for listed in found.values()}
-    strays = index.strays(cluster, matched)
+    strays = index.strays(cluster, matched, {(job.anchor, job.owner.user) for job in jobs.values()})
     return Matches(
         MappingProxyType(found), frozenset(replaced), MappingProxyType(requeued), frozenset(unlisted), strays
     )
@@ -167,11 +168,13 @@ class _Index:
         """Of records of one task, one that has not ended, if there is one."""
         return min(candidates, key=lambda listed: listed.state.ended, default=None)
 
-    def strays(self, cluster: str, matched: Collection[RmIdentity]) -> tuple[tuple[RmJob, JobKey, str], ...]:
-        """Live jobs with a tag of this cluster that are not among ``matched``."""
+    def strays(
+        self, cluster: str, matched: Collection[RmIdentity], anchors: Collection[tuple[str, str]]
+    ) -> tuple[tuple[RmJob, JobKey, str], ...]:
+        """Live jobs with a tag of this cluster that are not among ``matched``, nor by handle and user ``anchors``."""
         found = []
         for listed in (each for with_tag in self._by_tag.values() for each in with_tag):
-            if listed.state.ended or listed.identity in matched:
+            if listed.state.ended or listed.identity in matched or (listed.handle, listed.user) in anchors:
                 continue
             parsed = parse_tag(listed.tag)
             if parsed is not None and parsed[0].cluster == cluster:

@@ -368,7 +368,8 @@ def test_an_anchor_whose_coordinator_calls_runs_whatever_listings_lack() -> None
     assert anchor_cell(SAYS["not listed, 3 times in 30 s"], "running", marked=False, calls=True) == (".", "")
 
 
-def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with() -> None:
+@pytest.mark.parametrize("is_marked", [False, True], ids=["", "its user gave its anchor the tag of its task"])
+def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with(is_marked: bool) -> None:
     world = cluster(JobState.RUNNING, launch=Launch(("python", "train.py"), "/home/ann", (("SEED", "7"),)))
     (task,) = world.store.ask_tasks([Start(KEY, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
     world.store.change_tasks(
@@ -376,7 +377,8 @@ def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with() -
     )
     world.manager.marks = {"mark": task.tag}
     before = world.job(KEY)
-    later = RmJob(handle="a", state=RmJobState.PENDING, user="ann", submitted=SUBMITTED + 500, requeues=1)
+    tag = task.tag if is_marked else ""
+    later = RmJob(handle="a", state=RmJobState.PENDING, user="ann", submitted=SUBMITTED + 500, requeues=1, tag=tag)
     world.manager.anchor = (structs.replace(later, reason="BeginTime"),)
     played(world, [Listed((RUNS,)), Listed((RUNS,)), Listed((RUNS,), after=11)], calls=False)
     key = KEY._replace(submitted=SUBMITTED + 500)
@@ -396,6 +398,22 @@ def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with() -
     played(world, once(), calls=False)
     assert world.job(last).end_reason == "its anchor was requeued, or its id was reused"
     assert world.store.job(KEY._replace(submitted=SUBMITTED + 1500)) is None
+    played(world, once(), calls=False)
+    assert world.manager.stopped == ["17"], "nothing that has the id of the anchor"
+
+
+def test_what_has_the_id_of_an_ended_jobs_anchor_is_not_stopped_for_the_tag_that_its_user_gave_it() -> None:
+    world = cluster(JobState.RUNNING)
+    (task,) = world.store.ask_tasks([Start(KEY, Role.WORKER, "n1", Resources.of(cpu=1))], world.now)
+    change = TaskChange(KEY, task.id, TaskState.CONFIRMED, handle="17", submitted=SUBMITTED)
+    world.store.change_tasks([change], world.now)
+    world.store.change_job(KEY, JobChange(state=JobState.FINISHED), world.now)
+    world.manager.marks = {"mark": task.tag}
+    requeued = record(handle="a", submitted=SUBMITTED + 500, tag=task.tag, requeues=1)
+    world.manager.anchor = (requeued, structs.replace(requeued, submitted=SUBMITTED + 900, requeues=0))
+    stray = structs.replace(RUNS, handle="99", submitted=SUBMITTED + 500)
+    played(world, [Listed((RUNS, stray)), Listed((RUNS, stray), after=11)], calls=False)
+    assert world.manager.stopped == ["99"]
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,12 @@ def test_each_task_of_an_array_is_a_job(slurm: FakeSlurm, manager_on: Managers) 
     tag = "dl2:fake.12_3.1795253932:worker-0"
     forged = job_row(20, UserName="eve", Comment=tag)
     slurm.answer("squeue", rows=[row(13, JobArrayID="12_3"), row(12, JobArrayID="12_4"), row(14, JobArrayID="14+1"),
-                                 forged, job_row(21, Comment=tag)])  # fmt: skip
+                                 forged, job_row(21, Comment=tag),
+                                 row(15, JobArrayID="12_5", Comment=tag),
+                                 row(12, JobArrayID="12_[6-7]", Comment=tag)])  # fmt: skip
     jobs = manager_on(watch=RULES).listing().jobs
-    assert [job.array_id for job in jobs] == ["12_3", "12_4", "", "", ""]
-    assert [job.tag for job in jobs] == ["", "", "", "", tag]
+    assert [job.array_id for job in jobs] == ["12_3", "12_4", "", "", "", "12_5", ""]
+    assert [job.tag for job in jobs] == ["", "", "", "", tag, "", ""], "dl2d submits no job arrays"
     assert "--array" in slurm.calls("squeue")[0].argv
 
 

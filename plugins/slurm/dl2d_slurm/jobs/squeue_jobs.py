@@ -493,7 +493,7 @@ def identities(found: Iterable[Mapping[str, str]]) -> dict[RmIdentity, str]:
 
 
 def _tag(record: Mapping[str, str]) -> str:
-    """The tag of a task in a job's comment. dl2d starts no anchors here, so that none has a tag."""
+    """The tag of a task in a job's comment. dl2d submits neither anchors nor job arrays, so that these have no tag."""
     comment = value_or_empty(record["Comment"])
     tag = parse_tag(comment)
-    return comment if tag is not None and tag[1] != ANCHOR else ""
+    return comment if tag is not None and tag[1] != ANCHOR and "_" not in record["JobArrayID"] else ""
