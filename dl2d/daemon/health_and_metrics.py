@@ -89,6 +89,7 @@ class Health:
         self._slot = gauge("slot", "Number of the scheduling interval.")
         self._jobs = gauge("jobs", "Jobs that can be given tasks.")
         self._tasks = gauge("tasks", "Tasks that have not ended.")
+        self._unknown = gauge("unknown_tasks", "Running tasks with tags of this cluster that are not in this database.")
         self._deferred = gauge("deferred_tasks", "Tasks that were decided on and have no room yet.")
         self._idle = gauge("idle_waiting_jobs", "Jobs that wait although there is room for every one of them.")
         self._idle_seconds = gauge("idle_seconds", "For how many seconds such jobs have been waiting.")
@@ -137,6 +138,14 @@ class Health:
                 f"not stopped: {counted(len(report.remarks), 'job')} of the resource manager that should end; the "
                 "daemon's log says why"
             )
+        unknown = sum(report.unknown_tasks.values())
+        if unknown:
+            problems.append(
+                f"this database does not know {counted(unknown, 'running task')} of "
+                f"{counted(len(report.unknown_tasks), 'user')} with tags of this cluster: another daemon with another "
+                "database uses the cluster, or this database was lost or replaced; the daemon's log names the users, "
+                "docs/troubleshooting.md says what to do"
+            )
         if report.set_aside is not None:
             problems.append(
                 f"policy {report.set_aside.policy} version {report.set_aside.version} is set aside and the fallback "
@@ -162,6 +171,7 @@ class Health:
         self._slot.set(report.snapshot.slot)
         self._jobs.set(len(report.snapshot.jobs))
         self._tasks.set(len(report.snapshot.tasks))
+        self._unknown.set(unknown)
         self._deferred.set(sum(item.count for item in report.plan.deferred))
         self._idle.set(waiting)
         self._idle_seconds.set(seconds)

@@ -9,7 +9,7 @@ from dl2d.tick.record import Report
 
 log = structlog.get_logger()
 
-#: Maximum number of jobs, and of reasons, that a line of the log has.
+#: Maximum number of jobs or users, and of reasons, that a line of the log has.
 _MAX_JOBS_NAMED, _MAX_REASONS = 10, 5
 
 
@@ -21,6 +21,7 @@ class TickLog:
         #: Whether the last listing was incomplete, and the remarks on it.
         self._listing: tuple[bool, tuple[str, ...]] = (False, ())
         self._resting_claims = frozenset[str]()
+        self._users_of_unknown = frozenset[str]()
 
     def write(self, report: Report, idle_seconds: float) -> bool:
         """Log a tick; returns whether the policy was set aside in it. ``idle_seconds``: ``Context.idle_seconds``."""
@@ -68,5 +69,10 @@ class TickLog:
                       reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
         elif before[0] and not report.incomplete:
             log.info("listing is complete again")
+        users_before, self._users_of_unknown = self._users_of_unknown, frozenset(report.unknown_tasks)
+        if self._users_of_unknown - users_before:
+            log.warning("running tasks have tags of this cluster and are not in this database",
+                        users=sorted(self._users_of_unknown)[:_MAX_JOBS_NAMED],
+                        count=sum(report.unknown_tasks.values()))  # fmt: skip
         if remarks and remarks != before[1]:
             log.warning("not stopped", reasons=remarks[:_MAX_REASONS], count=len(remarks))

@@ -37,7 +37,7 @@ class LeaseRow(Base):
 
 _log = structlog.get_logger(__name__)
 _MAX_HOLDER_BYTES = 1000
-_ADVICE = "stop it first, start this one with --standby, or give it a store of its own"
+_ADVICE = "stop it first, or start this one with --standby; only for another cluster set another store.url"
 
 
 class Lease:

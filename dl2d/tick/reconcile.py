@@ -32,7 +32,7 @@ from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
-from dl2d.tick.stray_tasks import strays_of_known_jobs
+from dl2d.tick.stray_tasks import strays_of_known_jobs, tasks_of_another_database
 from dl2d.tick.task_matching import match_listing
 from dl2d.tick.task_time_in_state import StateSince, elapsed_times, update_state_since
 from dl2d.tick.tick_context import Context
@@ -83,6 +83,8 @@ class Reconciled:
     #: Jobs of the resource manager that are not stopped (``Changes``).
     remarks: tuple[str, ...]
     stray_remarks: tuple[str, ...]
+    #: See ``tasks_of_another_database``.
+    unknown_tasks: Mapping[str, int]
     #: Next values of the fields of ``TickState``.
     missing: Missing
     unaccounted: Mapping[str, float]
@@ -135,6 +137,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:
             log.warning("coordinator is silent", job=job.key.id, seconds=silent_seconds)
+    strays_asked_for = strays_of_known_jobs(store, matches)
     changes = compare(
         before,
         ended_jobs,
@@ -144,7 +147,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         timeouts=timeouts,
         start_failures=kept.start_failures,
         elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
-        strays_asked_for=strays_of_known_jobs(store, matches),
+        strays_asked_for=strays_asked_for,
         tasks_as_owner=context.tasks_as_owner,
         listed_again=listing.at == state.missing.listed_at,
     )
@@ -197,6 +200,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         guard_state=guard_state,
         remarks=changes.remarks,
         stray_remarks=changes.stray_remarks,
+        unknown_tasks=tasks_of_another_database(matches, listing, strays_asked_for),
         missing=missing,
         unaccounted=unaccounted,
         state_since=state_since,

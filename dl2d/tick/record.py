@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
@@ -47,6 +47,8 @@ class Report:
     remarks: tuple[str, ...] = ()
     #: The same of strays, whose tags users may have written: for the log alone.
     stray_remarks: tuple[str, ...] = ()
+    #: Running tasks, by user, that the store never asked for (``tasks_of_another_database``).
+    unknown_tasks: Mapping[str, int] = field(default_factory=dict)
     #: Handles of claims for which no task leaves a node for a while (``vacate_for_waiting_jobs``).
     resting_claims: tuple[str, ...] = ()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from typing import Final
 
 from dl2d.core.cluster import ANCHOR
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.resource_manager import RmIdentity, RmJob
+from dl2d.core.resource_manager import RmIdentity, RmJob, RmListing
 from dl2d.core.store import TickStore
 from dl2d.tick.task_matching import Matches
 
@@ -48,6 +48,26 @@ def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity,
                 if name in submitted and not 0 < listed.submitted < submitted[name]
             }
     return found
+
+
+def tasks_of_another_database(
+    matches: Matches, listing: RmListing, known: Mapping[RmIdentity, Job | None]
+) -> Mapping[str, int]:
+    """Number of running tasks and anchors, by user, that the store never asked for, so that another store did.
+
+    ``known`` has the strays that it asked for. Any user may write a tag, so only those count of whose job the anchor is
+    listed as well, with its user.
+    """
+    strays = [stray for stray in matches.strays if stray[0].identity not in known and stray[0].state.holds_resources]
+    if not strays:
+        return {}
+    cluster = strays[0][1].cluster
+    anchors = {
+        (JobKey(cluster, listed.shown_id, listed.submitted), listed.user)
+        for listed in listing.jobs
+        if not listed.state.ended
+    } | {(key, listed.user) for listed, key, name in strays if name == ANCHOR}
+    return Counter(listed.user for listed, key, _ in strays if (key, listed.user) in anchors)
 
 
 def compare_strays(

@@ -143,7 +143,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         snapshot=snapshot, slot_decision=slot_decision, plan=plan, outcome=outcome, needless_wait=needless_wait,
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
-        stray_remarks=reconciled.stray_remarks, resting_claims=claim_history.resting,
+        stray_remarks=reconciled.stray_remarks, unknown_tasks=reconciled.unknown_tasks,
+        resting_claims=claim_history.resting,
     )  # fmt: skip
     state = replace(state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history)
     return record(context, state, reconciled, report, situation), report

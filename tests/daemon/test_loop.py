@@ -81,7 +81,7 @@ class TestStart:
         status, said = refused(cluster)
         assert status == 1
         assert f"held by another daemon (process {cluster.process.pid} on {socket.gethostname()})" in said
-        assert "stop it first, start this one with --standby, or give it a store of its own" in said
+        assert "stop it first, or start this one with --standby; only for another cluster set another store.url" in said
         assert cluster.answers()
         cluster.wait_until(lambda: cluster.store.last_slot_number() > slot, "the first one goes on deciding")
 

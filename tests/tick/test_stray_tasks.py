@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import structs
 
 from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.testing import MemoryStore, make_job
 from dl2d.tick.observe import LiveJobs
-from dl2d.tick.stray_tasks import MAX_JOBS_OF_USER, compare_strays, strays_of_known_jobs
+from dl2d.tick.stray_tasks import (
+    MAX_JOBS_OF_USER,
+    compare_strays,
+    strays_of_known_jobs,
+    tasks_of_another_database,
+)
 from dl2d.tick.task_matching import match_listing
 
 
@@ -38,3 +46,25 @@ def test_a_user_who_writes_thousands_of_tags_costs_few_lookups_and_hides_no_stra
     _, remarks = compare_strays(matches, (), found)
     assert len(remarks) == 3000  # of those that the store never asked for, not of those that were not looked up
     assert len(looked_up) == MAX_JOBS_OF_USER + 1
+
+
+def test_unknown_tasks_count_while_they_run_and_the_anchor_of_their_job_is_listed_with_their_user() -> None:
+    key = make_job(1).key
+    anchor = RmJob(handle=key.id, state=RmJobState.RUNNING, user="bob", submitted=key.submitted)
+    task = RmJob(handle="20", state=RmJobState.RUNNING, tag=task_tag(key, "worker-0"), user="bob", submitted=9)
+    element = make_job(2).key._replace(id="12_3")
+
+    def unknown(*listed: RmJob) -> Mapping[str, int]:
+        listing = RmListing(0.0, (), listed)
+        matches = match_listing(LiveJobs(), {}, listing, cluster=key.cluster)
+        return tasks_of_another_database(matches, listing, {})
+
+    assert unknown(anchor, task, structs.replace(task, handle="21")) == {"bob": 2}
+    assert unknown(anchor, structs.replace(task, state=RmJobState.PENDING)) == {}
+    assert unknown(anchor, structs.replace(task, user="eve")) == {}
+    for other in ({"submitted": 3}, {"handle": "2"}, {"user": "eve"}, {"state": RmJobState.DONE}):
+        assert unknown(structs.replace(anchor, **other), task) == {}
+    # An anchor that a daemon started has a tag, and another id than its job; one in a job array has the id of the task.
+    assert unknown(structs.replace(anchor, handle="x", submitted=4, tag=task_tag(key, ANCHOR)), task) == {"bob": 2}
+    listed = structs.replace(anchor, handle="13", array_id="12_3", submitted=element.submitted)
+    assert unknown(listed, structs.replace(task, tag=task_tag(element, "ps-0"))) == {"bob": 1}

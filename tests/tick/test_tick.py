@@ -28,6 +28,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
+from dl2d.daemon.log_messages import TickLog
 from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
@@ -841,9 +842,20 @@ def test_what_another_stores_daemon_started_is_left_alone(build, world: World) -
     assert [remark.partition(" ")[0] for remark in report.stray_remarks] == [rm_job.handle for rm_job in running]
     assert job is not None
     health = Health(lambda: world.now)
-    health.completed(report)  # users can write such tags
-    assert health.status().problems == ()
-    health.completed(replace(report, remarks=("7 of user eve is not stopped (call 555 now)", "8 of user eve, too")))
+    health.completed(report)
+    (problem,) = health.status().problems
+    assert problem.startswith(
+        "this database does not know 3 running tasks of 1 user with tags of this cluster: another "
+    )
+    assert b"dl2d_unknown_tasks 3.0" in health.metrics()
+    tick_log = TickLog()
+    with capture_logs() as logs:
+        tick_log.write(report, 0.0)
+        tick_log.write(report, 0.0)
+    assert [(entry["users"], entry["count"]) for entry in logs if "users" in entry] == [(["ann"], 3)]
+    health.completed(
+        replace(report, unknown_tasks={}, remarks=("7 of user eve is not stopped (call 555 now)", "8 of user eve, too"))
+    )
     (problem,) = health.status().problems
     assert problem == "not stopped: 2 jobs of the resource manager that should end; the daemon's log says why"
 
