@@ -114,8 +114,9 @@ def _summary(played: Sequence[DemoResult], policy: str) -> str:
     good = all(each.good for each in played)
     same = "equal those of static runs bit for bit" if good else "are NOT all those of static runs"
     return (
-        f"policy {policy}; {len(resizes)} resizes, for which workers waited {middle:.2f} ms at the median, "
-        f"{longest:.2f} ms at most;\nfinal weights {same}"
+        f"policy {policy}; {len(resizes)} resizes, which kept workers with a finished gradient waiting for "
+        f"{middle:.2f} ms at the median, {longest:.2f} ms at most (they compute while weights move);\n"
+        f"final weights {same}"
     )
 
 

@@ -42,6 +42,10 @@ def test_what_is_inside(package: Path, tmp_path: Path) -> None:
     assert next(share.glob("dl2d-*.whl"))
     assert {"train_digits.py", "dl2d.c", "job_submit.lua"} <= {path.name for path in share.iterdir()}
     assert (tmp_path / "usr/share/zsh/vendor-completions/_dl2d").read_text().startswith("#compdef dl2d\n")
+    pages = tmp_path / "usr/share/doc/dl2d"
+    assert {"README.md", "docs/slurm.md", "docs/research/dl2.md"} <= {
+        str(p.relative_to(pages)) for p in pages.rglob("*")
+    }
     assert not (tmp_path / "opt/dl2d/etc").exists()
 
 

@@ -62,6 +62,8 @@ def test_a_job_under_a_daemon_that_is_away_for_a_while_grows_shrinks_and_finishe
     assert daemon.processes["ps-0"].wait(60) == 0
     last = daemon.wait(lambda beat: beat["state"] == "finished")
     assert last["result"] == {"digest": static_digest("--epochs", "40"), "versions": 440}
+    told = next(beat for beat in daemon.beats if beat["ending"])
+    assert told["state"] == "running", "before its members end"
     assert last["epoch"] == 40.0
     assert process.wait(60) == 0
     numbers = [plan["number"] for beat in daemon.beats for plan in beat["plans"]]
@@ -113,6 +115,9 @@ def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well_and_stop_cance
     assert last["reason"] == "the scheduler cancelled it"
     assert process.wait(60) == 1
     assert [daemon.processes[task].wait(60) for task in ("worker-0", "ps-0")] == [7, 7]
+    said = daemon.processes["worker-0"].stderr.read()
+    assert ("the scheduler cancelled it" in said, "Traceback" in said) == (True, False), said
+    assert last["ending"] is False
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     if epoch > job.epoch_reported and state.spec is not None:
         job.epoch_reported = epoch
         loss = "" if job.loss is None else f", loss {job.loss:.4f}"
-        job.say(f"epoch {epoch} of {state.spec.epochs} done (version {state.version}{loss})")
+        job.say(f"epoch {epoch} of {state.spec.epochs} done ({state.version} updates{loss})")
 
 
 def report_slow_members(job: Job) -> None:

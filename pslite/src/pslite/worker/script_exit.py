@@ -14,6 +14,7 @@ from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import NoReturn
 
+from pslite.errors import JobFailed
 from pslite.job.printable_text import tell
 
 #: where the script was started: relative names on its command line are valid there
@@ -50,7 +51,10 @@ class ScriptProcess:
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             raised(error)
-            before(kind, error, trace)
+            if isinstance(error, JobFailed):
+                tell("pslite", f"the job ended: {error}")  # where the script was then is not the cause
+            else:
+                before(kind, error, trace)
 
         def leave_by(status: str | int | None = None) -> NoReturn:
             nonlocal ended_by
