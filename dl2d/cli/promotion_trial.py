@@ -27,7 +27,7 @@ from dl2d.learning.promotion_gate import (
     too_little_to_compare,
 )
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.split_of_recorded_days import Case, Split, split_history, too_large_in_words
+from dl2d.learning.split_of_recorded_days import EXPECTED_SPEEDS, Case, Split, split_history, too_large_in_words
 from dl2d.plugins import POLICIES, FactoryArguments, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
@@ -129,10 +129,23 @@ def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
     return tuple(map(str, days)) if isinstance(days, list | tuple) else ()
 
 
-def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint) -> str:
-    """Why the gate would refuse all that is trained on this split, in its words: too few days or jobs; else empty."""
+def compared_with_recorded(settings: Settings, split: Split, checkpoint: Checkpoint, *, tell: Tell) -> Trial:
+    """A short comparison of a trained policy with the recorded scheduler, on the days kept back: expected speeds only.
+
+    The trial decides nothing and is not recorded.
+    """
+    expected = replace(split, period_cases=tuple(case for case in split.period_cases if case.name == EXPECTED_SPEEDS))
+    candidate = TrialPolicy(checkpoint.digest, policy_of(settings, checkpoint))
+    return on_trial(settings, checkpoint.policy, expected, candidate, site_scheduler(split), tell=tell)
+
+
+def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint | None = None) -> str:
+    """Why the gate would refuse all that is trained on this split, in its words: too few days or jobs; else empty.
+
+    ``parent`` is what training begins with, if that was trained on the site's days.
+    """
     is_site = not settings.mode.acts
-    trained_on = {*learned_days(parent), *(day.name for day in split.trained_on)}
+    trained_on = {*(() if parent is None else learned_days(parent)), *(day.name for day in split.trained_on)}
     too_little = too_little_to_compare(
         _cases(split, is_site=is_site),
         _gate_settings(settings, split, 0.0, _not_counted(trained_on, "training takes", split if is_site else None)),

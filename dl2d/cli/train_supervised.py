@@ -10,18 +10,28 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.promotion_trial import compared_with_recorded
 from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
-from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, imitation_problem, not_better_than
+from dl2d.cli.train_supervised_report import (
+    comparison_lines,
+    completion_times,
+    finish_imitation,
+    imitation_problem,
+    not_better_than,
+)
 from dl2d.cli.trained_policy_replay import check_on_site, replay_line
 from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.errors import GateRefused
+from dl2d.core.json_codec import as_plain
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
 from dl2d.policies.common.training_input_ranges import range_in_words
 
 #: Options that do not apply to --design jumps.
 _NOT_FOR_DL2: Final = ("loss", "updates", "network", "window", "force", "reason")
 _MAX_UPDATES: Final = 400
+_GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
+_UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
 def supervised(
@@ -67,7 +77,9 @@ def supervised(
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Write a network that is refused for its difference. Needs --reason."),
+        typer.Option(
+            "--force", help="Write a network that is refused for its sizes or completion times. Needs --reason."
+        ),
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, with --force; it is recorded in the checkpoint.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
@@ -106,19 +118,25 @@ def supervised(
                 tell=show,
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)
-        if problem := imitation_problem(found.comparison, found.yardstick):
-            if not force:
-                raise GateRefused(
-                    f"the trained policy {problem}; nothing was written; record longer, or add --force --reason TEXT"
-                )
-            training = {**checkpoint.training, "forced": {"problem": problem, "reason": reason}}
-            checkpoint = replace(checkpoint, training=training)
+        problem = imitation_problem(found.comparison, found.yardstick)
+        if problem and not force:
+            raise GateRefused(f"the trained policy {problem}; {_UNLESS_FORCED}")
         checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=show)
-    if checked.problem:
-        raise GateRefused(
-            f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
-            "scheduler, or with other --updates"
-        )
+        if checked.problem:
+            raise GateRefused(
+                f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
+                "scheduler, or with other --updates"
+            )
+        trial = None
+        if recorded.days is not None and recorded.left_out and not checked.cut_short:
+            trial = compared_with_recorded(site, recorded.days, checkpoint, tell=show)
+            if trial.low is not None and trial.low > site.learning.gate_site_margin:
+                problem = problem or f"is surely worse than the recorded scheduler: {completion_times(trial)}"
+        if problem and not force:
+            raise GateRefused(f"the trained policy {problem}; {_UNLESS_FORCED}")
+    if problem:
+        training = {**checkpoint.training, "forced": {"problem": problem, "reason": reason}}
+        checkpoint = replace(checkpoint, training=training)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from",
@@ -127,11 +145,13 @@ def supervised(
         f"a policy from this checkpoint takes {acting}",
         range_in_words(checkpoint.training),
         replay_line(checked),
+        *([] if trial is None else [f"beside the recorded scheduler: {completion_times(trial)}; {_GATE_DECIDES}"]),
         *([f"written by force ({reason}) although it {problem}"] if problem else []),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {
         "replayed": {"jobs": checked.jobs, "ended": checked.ended},
+        "trial": None if trial is None else as_plain(trial),
         "not_better_than": not_better_than(found.comparison, found.yardstick), "lessons": found.demonstrations,
         "losses": list(found.losses),
     }  # fmt: skip

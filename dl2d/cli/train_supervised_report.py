@@ -11,26 +11,38 @@ import typer
 from dl2d.cli.output import print_json
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
+from dl2d.core.policy_registry import Trial
+from dl2d.learning.recorded_decisions import NO_TASKS, SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _MIN_DIFFERING: Final = 0.1
-#: Part of the tasks by which a network that differs more than the better of the simple deciders is clearly worse.
-_CLEARLY_WORSE: Final = 0.2
-#: Part of the tasks that is printed as 0.0 %.
-_NO_TASKS: Final = 0.0005
+#: Part of the tasks by which a network may differ more than every job at its size as before, and more than DRF.
+_MORE_THAN_AS_BEFORE: Final = 0.05
+_MORE_THAN_DRF: Final = 0.2
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
-    """Why a network is refused that is worse than both simple deciders, or clearly worse than one; else empty."""
+    """Why a network is refused that is worse than simple deciders, or of which the slots do not tell; else empty."""
     as_before, drf = yardstick.as_before.differing, yardstick.drf.differing
     differs = f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, "
     if trained.differing > max(as_before, drf, _MIN_DIFFERING):
         return f"{differs}more than every job at its size as before ({as_before:.1%}) and than drf ({drf:.1%})"
-    if trained.differing > min(as_before, drf) + _CLEARLY_WORSE:
-        better = f"every job at its size as before ({as_before:.1%})" if as_before <= drf else f"drf ({drf:.1%})"
-        return f"{differs}clearly more than {better}"
+    if trained.differing > max(as_before + _MORE_THAN_AS_BEFORE, _MIN_DIFFERING):
+        return f"{differs}clearly more than every job at its size as before ({as_before:.1%})"
+    if trained.differing > drf + _MORE_THAN_DRF:
+        return f"{differs}clearly more than drf ({drf:.1%})"
+    if reason := _why_they_do_not_tell(trained, yardstick):
+        return f"was compared on {counted(trained.slots, 'slot')} that cannot tell how well it imitates: {reason}"
+    return ""
+
+
+def _why_they_do_not_tell(trained: SizeComparison, yardstick: Yardstick) -> str:
+    """Why held-out slots do not tell whether a network imitates the recorded scheduler; empty if they do."""
+    if not trained.started:
+        return "no job was started in them"
+    if yardstick.drf_only_here:
+        return "drf, which differs from the recorded scheduler in other slots, gives the recorded sizes, too"
     return ""
 
 
@@ -42,11 +54,13 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
         f"{name}: {each.started_same:.1%}" for name, each in simple.items() if each is not yardstick.as_before
     )
     recorded = (
-        f"the last {counted(trained.slots, 'slot')}: {trained.same:.1%} of {counted(trained.jobs, 'job')} get the "
+        f"{counted(trained.slots, 'held-out slot')}: {trained.same:.1%} of {counted(trained.jobs, 'job')} get the "
         f"recorded size, {trained.differing:.1%} of tasks differ ({all_jobs})"
     )
     started = f"of {counted(trained.started, 'job')} started then, {trained.started_same:.1%} get the recorded size"
     lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
+    if reason := _why_they_do_not_tell(trained, yardstick):
+        lines.append(f"these slots cannot tell how well it imitates the recorded scheduler: {reason}")
     if equals := not_better_than(trained, yardstick, before):
         lines.append(
             f"not better than {' and '.join(equals)}, which is as near to the recorded scheduler, or nearer: "
@@ -55,12 +69,22 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     return lines
 
 
+def completion_times(trial: Trial) -> str:
+    """Change of the mean completion time in a comparison with the recorded scheduler; or why there is none."""
+    if trial.change is None or trial.low is None or trial.high is None:
+        return f"completion times were not compared: {trial.reason}"
+    return (
+        f"mean completion time {trial.change:+.2%} (95 % interval {trial.low:+.2%} to {trial.high:+.2%}) on "
+        f"{', '.join(trial.days)}, where no running job gets less than its minimum size, as in mode live"
+    )
+
+
 def not_better_than(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
     """The simple deciders that come as near to the recorded sizes as the trained policy, of all jobs or of new ones.
 
     None where the trained policy gives the recorded sizes: where DRF was recorded, DRF gives them, too.
     """
-    if trained.differing < _NO_TASKS:
+    if trained.differing < NO_TASKS:
         return []
     return [
         name

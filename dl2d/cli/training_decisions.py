@@ -1,4 +1,8 @@
-"""Recorded decisions of a store that a policy may learn from: those outside the days on which versions are compared."""
+"""Recorded decisions of a store that a policy may learn from: those outside the days on which versions are compared.
+
+Where the gate could not compare versions on these days, since there are too few of them or of their jobs, none are left
+out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dl2d.cli.open_store import open_store
-from dl2d.cli.promotion_trial import recorded_days
+from dl2d.cli.promotion_trial import recorded_days, too_little_to_judge
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import counted
@@ -41,8 +45,10 @@ class RecordedSlots:
     slots: list[Recording]
     #: Usual distance of two slots, in seconds.
     slot_seconds: float
-    #: The days on which versions are compared; None if there are too few.
+    #: The recorded days as workloads, and those on which versions are compared; None if there are too few.
     days: Split | None
+    #: Whether these days are left out.
+    left_out: bool
     #: Why completion times on these days do not tell which weights are better; empty if they do.
     problem: str
     #: The nodes of the newest slot.
@@ -59,7 +65,7 @@ class RecordedSlots:
         """What was left out, and why, or that there are no days to leave out."""
         days = [
             f"no days are left to compare versions on: {self.problem.removeprefix(f'{_NOT_COMPARED}: ')}"
-            if self.days is None
+            if self.days is None or not self.left_out
             else f"not learned from: {_names(self.days)}"
         ]
         newest = f"only the newest {counted(len(self.slots), 'slot')} with jobs were read: they list {_MAX_JOBS:,} jobs"
@@ -103,10 +109,13 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
             days = recorded_days(
                 settings, store, now=time.time(), seed=seed, assume_speeds=not settings.mode.acts, tell=tell
             )
-            problem = f"{_NOT_COMPARED}: jobs report no speeds" if days.unreported else ""
+            too_little = too_little_to_judge(settings, days)
+            left_out = not too_little
+            cause = too_little or ("jobs report no speeds" if days.unreported else "")
+            problem = f"{_NOT_COMPARED}: {cause}" if cause else ""
         except WorkloadError as error:
-            days, problem = None, f"{_NOT_COMPARED}: {error.problem}"
-        outside = () if days is None else days.held_out_times
+            days, left_out, problem = None, False, f"{_NOT_COMPARED}: {error.problem}"
+        outside = days.held_out_times if days is not None and left_out else ()
         listed = store.slots(limit=limit, policy=policy, outside=outside, with_jobs=True)
         found: list[Slot] = []
         jobs = 0
@@ -122,7 +131,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         nodes, requests = nodes_and_requests(store)
     if not found:
         whose = "" if policy is None else f" in which {policy} decided"
-        where = "" if days is None else f" outside {_names(days)}"
+        where = f" outside {_names(days)}" if days is not None and left_out else ""
         raise RequestError("--slots", f"the store has no recorded slots with jobs{whose}{where}")
     # Between two of them may have been slots without jobs.
     between = [
@@ -132,7 +141,8 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
     ]
     return RecordedSlots(
         slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
-        slot_seconds=statistics.median(between or [60.0]), days=days, problem=problem, nodes=nodes, requests=requests,
+        slot_seconds=statistics.median(between or [60.0]), days=days, left_out=left_out, problem=problem, nodes=nodes,
+        requests=requests,
         limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,
     )  # fmt: skip
 

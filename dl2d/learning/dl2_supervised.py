@@ -86,8 +86,8 @@ def imitate_with_scorer(
 ) -> ScorerImitation:
     """Fit the scorer's weights to slots that a daemon recorded, oldest first.
 
-    The weights are compared on the last fifth of the slots. The loss on the fifth before it decides when learning
-    stops. Learning begins with the weights of ``start``; speeds in ``measured`` are added to its own.
+    The weights are compared on held-out slots, and the loss on others decides when learning stops
+    (``split_recordings``). Learning begins with the weights of ``start``; speeds in ``measured`` are added to its own.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def imitate_with_scorer(
         )
         for each in (fitted, begun_with)
     ]  # fmt: skip
-    yardstick = simple_yardstick(split.compared, seed)
+    yardstick = simple_yardstick(split, seed)
     record |= {"held_out": asdict(comparisons[0]), "held_out_begun_with": asdict(comparisons[1]),
                "agreement": agreement, "yardstick": asdict(yardstick)}  # fmt: skip
     training = {"supervised": record, "seed": seed, "parent": start.digest}

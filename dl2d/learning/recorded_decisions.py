@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -21,10 +22,16 @@ from dl2d.policies.drf import Drf
 #: Jobs that recorded slots must have, unless the caller says otherwise.
 MIN_JOBS: Final = 20
 _MIN_SLOTS: Final = 2
-#: One of so many recorded slots is held out for a comparison.
-_FRACTION_HELD_OUT: Final = 5
-#: Recorded slots below which none are held out to stop by.
+#: Of so many consecutive blocks of slots the last is held out for a comparison, and the middle one to stop by.
+_CYCLE: Final = 5
+_STOPPING_BLOCK: Final = 2
+#: Number of such cycles at most, and slots with a choice that a block has at least where there are several cycles.
+_MAX_CYCLES: Final = 5
+_MIN_BLOCK: Final = 8
+#: Slots with a choice below which none are held out to stop by.
 _MIN_STOPPING_SLOTS: Final = 10
+#: Part of the tasks that is printed as 0.0 %.
+NO_TASKS: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +70,15 @@ class Yardstick:
     #: Every job keeps the size that it had before the slot.
     as_before: SizeComparison
     drf: SizeComparison
+    #: DRF gives the recorded sizes in these slots, but not in those that were learned from.
+    drf_only_here: bool = False
 
 
 class SplitRecordings(NamedTuple):
-    """Recorded slots with jobs, by what they are for; each tuple is oldest first."""
+    """Recorded slots with jobs, by what they are for; each is oldest first.
+
+    Those to stop by and to compare on are slots in which there was a choice (``has_choice``), if any slots are.
+    """
 
     training: Sequence[Recording]
     #: Slots whose error decides when learning stops; empty if there are too few.
@@ -77,7 +89,11 @@ class SplitRecordings(NamedTuple):
 
 
 def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) -> SplitRecordings:
-    """Keep the last fifth of the slots for the comparison, and the fifth before it to stop by.
+    """Keep a fifth of the slots for the comparison, and another to stop by.
+
+    Both are made of whole blocks, spread over the recorded time: consecutive slots are alike, so slots beside those
+    that were learned from tell little. Blocks have equal numbers of slots with a choice: what all deciders give, as to
+    jobs that keep their sizes while none waits, tells nothing about a scheduler.
 
     Raises
     ------
@@ -96,19 +112,42 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
             f"supervised learning: the recorded slots have {counted(jobs, 'job')}, at least {min_jobs} "
             "are needed; record more, or lower --min-jobs"
         )
-    fifth = max(len(given) // _FRACTION_HELD_OUT, 1)
-    compared_from = max(len(given) - fifth, 1)
-    stopping_from = compared_from - fifth if len(given) >= _MIN_STOPPING_SLOTS else compared_from
-    return SplitRecordings(given[:stopping_from], given[stopping_from:compared_from], given[compared_from:], jobs)
+    choice = [has_choice(each, before) for before, each in zip([None, *given], given, strict=False)]
+    if sum(choice) < _MIN_SLOTS:
+        choice = [True] * len(given)
+    count, earlier = sum(choice), itertools.accumulate(choice, initial=0)
+    blocks = _CYCLE * min(max(count // (_CYCLE * _MIN_BLOCK), 1), _MAX_CYCLES)
+    parts: tuple[list[Recording], list[Recording], list[Recording]] = [], [], []
+    training, stopping, compared = parts
+    for each, chosen, number in zip(given, choice, earlier, strict=False):
+        place = (min(number + 1, count) * blocks - 1) // count % _CYCLE  # the last slots are in the last block
+        if place == _CYCLE - 1:
+            part = compared
+        else:
+            part = stopping if place == _STOPPING_BLOCK and count >= _MIN_STOPPING_SLOTS else training
+        if chosen or part is training:
+            part.append(each)
+    return SplitRecordings(training, stopping, compared, jobs)
 
 
-def simple_yardstick(recordings: Sequence[Recording], seed: int) -> Yardstick:
-    """Compute the comparisons of the simple deciders."""
+def has_choice(recording: Recording, before: Recording | None) -> bool:
+    """Whether a job waited, started or changed its size in a slot, or one had ended since the slot before."""
+    if any(entry.allocation == NOTHING or entry.allocation != entry.previous for entry in recording.decision.jobs):
+        return True
+    keys = {job.key for job in recording.snapshot.jobs}
+    return before is not None and any(job.key not in keys for job in before.snapshot.jobs)
+
+
+def simple_yardstick(split: SplitRecordings, seed: int) -> Yardstick:
+    """Compute the comparisons of the simple deciders on the held-out slots."""
+    drf = compare_sizes(sizes_of(Drf(), seed), split.compared)
     return Yardstick(
         as_before=compare_sizes(
-            lambda recording: {entry.job: entry.previous for entry in recording.decision.jobs}, recordings
+            lambda recording: {entry.job: entry.previous for entry in recording.decision.jobs}, split.compared
         ),
-        drf=compare_sizes(sizes_of(Drf(), seed), recordings),
+        drf=drf,
+        drf_only_here=drf.differing < NO_TASKS
+        and compare_sizes(sizes_of(Drf(), seed), split.training).differing >= NO_TASKS,
     )
 
 

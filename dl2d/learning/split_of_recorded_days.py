@@ -37,6 +37,8 @@ from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 
 _T = TypeVar("_T")
+#: Name of the case that has the speeds which the throughput model expects, among those of several consecutive days.
+EXPECTED_SPEEDS: Final = "expected speeds"
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
 #: Of the days with jobs, the newest quarter is kept back for testing.
@@ -280,7 +282,7 @@ def _period_cases(
             counts = {name: len(jobs) for name, jobs in compared.items()}
             unreported = {number for number, job in numbered(whole) if job.unreported}
             assumed = {name: len(unreported.intersection(jobs)) for name, jobs in compared.items()}
-            name = f"draw {number}" if number else "expected speeds"
+            name = f"draw {number}" if number else EXPECTED_SPEEDS
             yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed)
 
 

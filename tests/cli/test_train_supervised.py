@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
+from dl2d.learning.split_of_recorded_days import Case
 from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
@@ -183,7 +185,7 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
         "completion times cannot be compared: jobs with measured speeds were submitted on 0"
     )
     assert said["supervised"]["agreement"] > 0.6
-    assert {said["supervised"][of]["slots"] for of in ("held_out", "held_out_begun_with")} == {13}
+    assert {said["supervised"][of]["slots"] for of in ("held_out", "held_out_begun_with")} == {7}
     assert {"checkpoint", "report.md", "loss.png"} == {file.name for file in out.iterdir()}
     scorer = read_checkpoint(out / "checkpoint", policy="dl2").weights["scorer"]
     assert (scorer == with_checkpoint().checkpoint.weights["scorer"]).all()
@@ -249,7 +251,10 @@ def test_dl2_has_its_own_weights_where_each_job_had_its_only_size(dl2d: Dl2d, tm
     assert "dl2d's own weights: each job got all that it may have, or its only size" in ran.out
 
 
-def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tmp_path: Path) -> None:
+def test_days_on_which_versions_are_compared_are_not_learned_from(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0},
@@ -277,6 +282,55 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(dl2d: Dl2d, tm
     assert (
         f"{too_few}only the newest 20 slots with jobs were read: raise --slots; not learned from: {days[1]}" in ran.err
     )
+
+
+def test_days_that_are_too_few_for_the_gate_are_learned_from(dl2d: Dl2d, tmp_path: Path) -> None:
+    """Once a site's first days were left out, and "record more" was said of the few jobs of the others."""
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
+    found = recorded_slots(site_settings(config, None), 2000, None, 0, tell=silent)
+    assert {day_name(each.snapshot.at) for each in found.slots} == {day_name(begin + number * DAY) for number in (0, 1)}
+    assert (found.left_out, found.days is None) == (False, False)
+    too_little = "there is too little to compare on: 1 day with"
+    assert found.note.startswith(f"no days are left to compare versions on: {too_little}")
+    assert found.problem.startswith(f"completion times cannot be compared: {too_little}")
+
+
+@pytest.mark.usefixtures("few_draws")
+@pytest.mark.parametrize("low", [0.01, 0.03])
+def test_a_network_with_which_jobs_of_recorded_days_surely_take_longer_is_refused(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float
+) -> None:
+    verdict = Verdict(passed=False, reason="a test", change=0.05, low=low, high=0.07)
+    compared: list[int] = []
+
+    def judged(cases: Sequence[Case], *_: object, **__: object) -> SimpleNamespace:
+        compared.append(len(cases))
+        return SimpleNamespace(cases=(), verdict=verdict, jobs=42, assumed=0)
+
+    monkeypatch.setattr(promotion_trial, "compare", judged)
+    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    monkeypatch.setattr(train_supervised, "imitation_problem", lambda *_: "")
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
+    config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
+    train = ("train", "supervised", "--min-jobs", "3", "--updates", "3", "-c", config, "-o", tmp_path / "out")
+    ran = dl2d(*train)
+    assert compared == [1]  # with expected speeds
+    change = f"mean completion time +5.00% (95 % interval {low:+.2%} to +7.00%) on {day_name(begin + DAY)}"
+    words = f"{change}, where no running job gets less than its minimum size, as in mode live"
+    if low < 0.02:
+        assert ran.status == 0, ran.err
+        assert f"beside the recorded scheduler: {words}; the gate of `dl2d policy promote`, which" in ran.out
+        return
+    problem = f"is surely worse than the recorded scheduler: {words}"
+    assert ran.status == 1
+    assert f"the trained policy {problem}; nothing was written; record longer, or add --force" in ran.err
+    ran = dl2d(*train, "--force", "--reason", "to see it")
+    assert ran.status == 0, ran.err
+    forced = read_checkpoint(tmp_path / "out" / "checkpoint", policy="dl2-original").training["forced"]
+    assert forced == {"problem": problem, "reason": "to see it"}
 
 
 def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,9 +407,11 @@ def test_a_network_that_gives_the_recorded_sizes_is_not_said_to_be_no_better_tha
     ("differing", "as_before", "drf", "why"),
     [
         (0.688, 0.130, 2.439, "68.8% of tasks, clearly more than every job at its size as before (13.0%)"),
+        (0.345, 0.207, 0.707, "34.5% of tasks, clearly more than every job at its size as before (20.7%)"),
+        (0.14, 0.07, 0.5, "14.0% of tasks, clearly more than every job at its size as before (7.0%)"),
         (0.5, 0.6, 0.1, "50.0% of tasks, clearly more than drf (10.0%)"),
         (0.4, 0.35, 0.3, "40.0% of tasks, more than every job at its size as before (35.0%) and than drf (30.0%)"),
-        (0.4, 0.35, 0.5, ""),
+        (0.39, 0.35, 0.5, ""),
         (0.15, 0.3, 0.0, ""),  # it is drf that was recorded
         (0.09, 0.0, 0.05, ""),
     ],
@@ -370,10 +426,31 @@ def test_a_network_that_is_clearly_worse_than_a_simple_decider_is_refused(
     assert problem == (why and f"differs from the recorded scheduler in {why}")
 
 
+@pytest.mark.parametrize(
+    ("started", "drf_only_here", "why"),
+    [
+        (0, False, "no job was started in them"),
+        (4, True, "drf, which differs from the recorded scheduler in other slots, gives the recorded sizes, too"),
+        (4, False, ""),
+    ],
+)
+def test_slots_that_do_not_tell_how_well_a_network_imitates_are_said_not_to(
+    started: int, drf_only_here: bool, why: str
+) -> None:
+    """It is refused, as one that differs: once 100.0 % was said of slots in which all jobs kept their sizes."""
+    trained = SizeComparison(slots=9, jobs=40, same=1.0, differing=0.0, started=started, started_same=1.0)
+    as_before = replace(trained, differing=0.5 if started else 0.0)
+    yardstick = Yardstick(as_before=as_before, drf=trained, drf_only_here=drf_only_here)
+    problem = imitation_problem(trained, yardstick)
+    assert problem == (why and f"was compared on 9 slots that cannot tell how well it imitates: {why}")
+    said = "these slots cannot tell how well it imitates the recorded scheduler: "
+    assert (f"{said}{why}" in comparison_lines(trained, yardstick)) == bool(why)
+
+
 def test_one_of_a_kind_is_told_in_the_singular_and_nodes_are_whole() -> None:
     one = SizeComparison(slots=1, jobs=1, same=1.0, differing=0.0, started=1, started_same=1.0)
     first, second = comparison_lines(one, Yardstick(as_before=one, drf=one))
-    assert first.startswith("the last 1 slot: 100.0% of 1 job get the recorded size")
+    assert first.startswith("1 held-out slot: 100.0% of 1 job get the recorded size")
     assert second.startswith("of 1 job started then, 100.0% get the recorded size")
     assert replay_line(ReplayCheck(problem="", ended=1, jobs=1)) == "1 of 1 job started and ended in replays"
     ranges = {INPUT_RANGES: {"jobs": [1, 31], "nodes": [12, 12]}}

@@ -165,10 +165,10 @@ def imitate_recordings(
 ) -> Imitation:
     """Learn from slots that a daemon recorded, oldest first.
 
-    The network is compared on the last fifth of the slots. The loss on the fifth before it decides when learning stops.
-    For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one batch: an observation does
-    not show what is left for later batches. Where jobs of fixed size of one model type have different ones, the
-    network sees the size that each job asks for.
+    The network is compared on held-out slots, and the loss on others decides when learning stops
+    (``split_recordings``). For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one
+    batch: an observation does not show what is left for later batches. Where jobs of fixed size of one model type have
+    different ones, the network sees the size that each job asks for.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def imitate_recordings(
             for sampled in (False, True)
         }  # fmt: skip
     sampled = ways[True].differing < ways[False].differing
-    yardstick = simple_yardstick(split.compared, seed)
+    yardstick = simple_yardstick(split, seed)
     record = {
         "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
         "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
