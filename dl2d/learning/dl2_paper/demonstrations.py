@@ -226,8 +226,10 @@ def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], sizing: Sizin
         if not now.covers(sizing.first_size(job)):
             steps[3 * place : 3 * place + 3] = wanted != NOTHING
             continue
-        workers, ps = wanted.workers > now.workers, wanted.ps > now.ps
-        steps[3 * place : 3 * place + 3] = workers, ps, workers and ps
+        for number, step in enumerate(sizing.steps(job)):
+            after = now.plus(step)
+            workers, ps = now.workers < after.workers <= wanted.workers, now.ps < after.ps <= wanted.ps
+            steps[3 * place + number] = (workers, ps, workers and ps)[number]
     return steps
 
 

@@ -25,14 +25,14 @@ from dl2d.policies.common.checkpoint import Checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
-from dl2d.policies.dl2_paper.sizing_state import STEPS, Batch, Sizing, grows, usable
+from dl2d.policies.dl2_paper.sizing_state import Batch, Sizing
 
 
 class Dl2PaperPolicy:
     """Sizes jobs by a network that was trained as the paper says; see the module.
 
     Actions that have no room are masked: which those are is found out when one is chosen, and another is chosen then,
-    which is the same as masking them before. A job that ends below its minimum size gets nothing.
+    which is the same as masking them before.
 
     Parameters
     ----------
@@ -102,27 +102,21 @@ class Dl2PaperPolicy:
         for batch, weights in batches:
             for place, job in enumerate(batch.jobs):
                 has = filling.allocations[job.key]
-                options = [(has.plus(add), number)
-                           for number, add in enumerate(STEPS) if grows(job, has, add)]  # fmt: skip
-                alternatives[job.key] = (
-                    Alternative(has, float(weights[-1])),
-                    *(Alternative(option, float(weights[3 * place + number])) for option, number in options),
-                )
+                scores = {has: float(weights[-1])}
+                for number, step in sizing.steps_left(job).items():
+                    # Each action of a job below its minimum size leads to that.
+                    option = has.plus(step)
+                    scores[option] = scores.get(option, 0.0) + float(weights[3 * place + number])
+                alternatives[job.key] = tuple(Alternative(option, score) for option, score in scores.items())
         reasons = {job.key: sizing.no_room(job) or sizing.reasons.get(job.key) for job in snapshot.jobs}
         for job in snapshot.jobs:
             has = filling.allocations[job.key]
-            kept = usable(job, has, sizing.floor(job))
-            if kept != has:
-                text = f"was given {has}, with which it cannot run as it asks"
-                filling.refuse(job, reasons[job.key] or Reason(Constraint.QUEUE, text))
-                filling.allocations[job.key] = kept
-            most = not any(grows(job, has, step) for step in STEPS)
             constraint = Constraint.QUEUE if has == NOTHING else Constraint.SATISFIED
             if has == NOTHING and (ahead := sizing.waits_behind.get(job.key)) is not None:
                 text = f"waits behind {ahead.key.id} ({ahead.request.name}), for which there is no room"
             elif has == NOTHING:
                 text = "the learned policy gives it nothing although there is room"
-            elif most:
+            elif not sizing.steps_left(job):
                 text = f"has its maximum of {has}"
             elif self.encoding.fixed_sizes and has == sizing.asked_size(job):
                 text = f"has the {has} that its user asks for"

@@ -4,7 +4,8 @@ Observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_siz
 
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
-lacks of that, as a whole: below it, no job can run. Where the encoding has fixed sizes, each gives a job what it lacks
+lacks of that, as a whole: below it, no job can run. Where a job allows only some worker counts, a step of workers leads
+to the next of them, and one of both adds as many PSs. Where the encoding has fixed sizes, each gives a job what it lacks
 of the size that its user asks for, if there is room for that when no other job has any tasks; a job that runs at this
 size keeps it, and none gets more. A learned policy takes the steps that its network says; a lesson, those that led to a
 decision that was recorded.
@@ -33,7 +34,7 @@ from dl2d.policies.dl2_paper.observation import (
     size_features,
 )
 
-#: What the actions of a job give it.
+#: What the actions of a job give it that may have any number of workers.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
 _BUNDLE: Final = 2
 #: Why a job has no room for its minimum size although others may have.
@@ -106,7 +107,7 @@ class Sizing:
         if job.key in self._drawn:
             return self._drawn[job.key]
         asked = self.asked_size(job) if self.encoding.fixed_sizes else NOTHING
-        return asked if asked.covers(self._least[job.key]) else job.request.max_size
+        return asked if asked.covers(self._least[job.key]) else _allowed(job, job.request.max_size)
 
     def type_of(self, job: Job) -> int:
         """Place of its one-hot; -1 for a type that the network does not know."""
@@ -117,7 +118,7 @@ class Sizing:
         kind, asked = self.type_of(job), job.request.asked_size
         usual = self.encoding.usual_sizes[kind] if kind >= 0 else NOTHING
         sizes = (size for size in (asked, usual) if size != NOTHING)
-        return next(sizes, self._least[job.key]).common(job.request.max_size)
+        return _allowed(job, next(sizes, self._least[job.key]).common(job.request.max_size))
 
     def first_size(self, job: Job) -> Allocation:
         """What a job's first step leads to: its minimum size, or the one that its user asks for."""
@@ -133,9 +134,21 @@ class Sizing:
         return 1.0 - self._used / self.capacity
 
     def steps(self, job: Job) -> Sequence[Allocation]:
-        """What each of a job's three actions gives it now: what it lacks of its first size, or else ``STEPS``."""
-        has, first = self.filling.allocations[job.key], self._first[job.key]
-        return STEPS if has.covers(first) else (first.beyond(has),) * len(STEPS)
+        """What each of a job's three actions gives it now: what it lacks of its first size, or else a step beyond it."""
+        has, first, allowed = self.filling.allocations[job.key], self._first[job.key], job.request.allowed_workers
+        if not has.covers(first):
+            return (first.beyond(has),) * len(STEPS)
+        if not allowed:
+            return STEPS
+        workers = min((count for count in allowed if count > has.workers), default=has.workers) - has.workers
+        ps = min(workers, max(self.most(job).ps - has.ps, 0))
+        return Allocation(workers, 0), Allocation(0, 1), Allocation(workers, ps)
+
+    def steps_left(self, job: Job) -> dict[int, Allocation]:
+        """The actions of a job that do not lead beyond its bounds, whether there is room or not, and what each gives."""
+        has, most = self.filling.allocations[job.key], _allowed(job, job.request.max_size)
+        steps = enumerate(self.steps(job))
+        return {number: step for number, step in steps if most.covers(has.plus(STEPS[number]))}
 
     def kinds(self, job: Job) -> list[int]:
         """Kinds of a job's three steps: steps of one kind have room alike.
@@ -154,11 +167,11 @@ class Sizing:
         """Find out which steps of these jobs have no room, so that ``closed`` has them."""
         seen: set[int] = set()
         for job in jobs:
-            has, steps = self.filling.allocations[job.key], self.steps(job)
-            for number, kind in enumerate(self.kinds(job)):
-                if grows(job, has, STEPS[number]) and kind not in seen and kind not in self.closed:
+            for step in self.steps_left(job).values():
+                kind = self._kind(job, step)
+                if kind not in seen and kind not in self.closed:
                     seen.add(kind)
-                    if not self._packing.fits(job, steps[number]):
+                    if not self._packing.fits(job, step):
                         self.closed.add(kind)
 
     def add(self, job: Job, number: int) -> bool:
@@ -188,16 +201,15 @@ class Sizing:
 
         None where there is room, or no step is left to take. To be asked when all is given.
         """
-        has, kinds = self.filling.allocations[job.key], self.kinds(job)
-        if has != NOTHING:
-            left = [kind for step, kind in zip(STEPS, kinds, strict=True) if grows(job, has, step)]
-            if not left or not self.closed.issuperset(left):
+        if self.filling.allocations[job.key] != NOTHING:
+            left = list(self.steps_left(job).values())
+            if not left or not self.closed.issuperset(self._kind(job, step) for step in left):
                 return None
-            limit = self.filling.limited(job, self.steps(job)[kinds.index(left[0])])
+            limit = self.filling.limited(job, left[0])
             return self.reasons.get(job.key) or (None if limit is None else limit.reason(f"next step: {limit}"))
-        kind = kinds[_BUNDLE]
+        least = self._least[job.key]
+        kind = self._kind(job, least)
         if kind not in self._starts:
-            least = self._least[job.key]
             blocked = None if self._packing.fits(job, least) else self.filling.add(job, least)
             self._starts[kind] = None if blocked is None else blocked.reason(f"next step of {least}: {blocked}")
         return self._starts[kind]
@@ -315,13 +327,9 @@ class Batch:
         self._free[:] = self._sizing.free()
 
 
-def grows(job: Job, has: Allocation, step: Allocation) -> bool:
-    """Whether a step stays within a job's most."""
-    return job.request.max_size.covers(has.plus(step))
-
-
-def usable(job: Job, has: Allocation, floor: Allocation) -> Allocation:
-    """What of an allocation the job can run with: not less than its floor, or nothing."""
-    workers = max(job.request.largest_allowed(has.workers), floor.workers)
-    enough = workers and has.ps >= job.request.min_ps and workers >= job.request.min_workers
-    return Allocation(workers, has.ps) if enough else floor
+def _allowed(job: Job, size: Allocation) -> Allocation:
+    """A size with a worker count that the job allows: the largest up to this, or else its least."""
+    request = job.request
+    if not request.allowed_workers:
+        return size
+    return Allocation(request.largest_allowed(size.workers) or request.min_size.workers, size.ps)

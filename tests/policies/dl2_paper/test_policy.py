@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, snapshots
@@ -137,6 +138,66 @@ def test_its_decisions_are_ones(snapshot: Snapshot, seed: int, sampled: bool) ->
     decision = ask(policy, snapshot)
     check_decision(decision, snapshot)
     assert ask(policy, snapshot) == decision
+
+
+_UNITS = {"worker": Resources.of(gpu=1), "ps": Resources.of(cpu=1)}
+_elastic_jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "min_workers": st.integers(1, 3),
+            "max_workers": st.integers(3, 9),
+            "max_ps": st.integers(1, 6),
+            "allowed_workers": st.sampled_from([(), (1, 2, 4, 8), (2, 3, 9), (3,)]),
+            "asked_size": st.sampled_from([NOTHING, Allocation(5, 2), Allocation(1, 1), Allocation(9, 9)]),
+        }
+    ),
+    min_size=1, max_size=7,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@settings(max_examples=60)
+@given(
+    requests=_elastic_jobs, gpus=st.lists(st.integers(0, 9), min_size=1, max_size=3), seed=st.integers(0, 5),
+    how=st.sampled_from(["first", "last", "asked", "fixed"]), explores=st.booleans(), runs=st.booleans(),
+)  # fmt: skip
+def test_what_is_said_to_have_no_room_has_none_beside_what_is_decided(
+    requests: list[dict[str, Any]], gpus: list[int], seed: int, how: str, explores: bool, runs: bool, sampled: bool
+) -> None:
+    """Steps between allowed worker counts were once taken back at the end, and their room was left to nobody."""
+    jobs = [a_job(number, **_UNITS | request) for number, request in enumerate(requests)]
+    assume(all(job.request.min_size.workers for job in jobs))  # other requests are refused
+    nodes = [Node(f"n{number}", Resources.of(cpu=5, gpu=count)) for number, count in enumerate(gpus)]
+    held = {0: jobs[0].request.min_size} if runs and sum(gpus) >= jobs[0].request.min_size.workers else {}
+    snapshot = a_snapshot(jobs, nodes, held=held)
+    asked = {"usual_sizes": [[3, 1]], "fixed_sizes": how == "fixed"} if how in ("asked", "fixed") else {}
+    checkpoint = a_checkpoint(
+        seed, network="shared", resources=["cpu", "gpu"], models=["other"], first_bundles=how == "first",
+        last_bundles=how != "first", sampled=sampled, **asked,
+    )  # fmt: skip
+    decision = ask(Dl2PaperPolicy(checkpoint, exploration=0.5 if explores else None), snapshot)
+    check_decision(decision, snapshot)
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
+    given_ = dict.fromkeys((job.key for job in jobs), NOTHING)
+    for key, step in decision.actions:
+        given_[key] = given_[key].plus(step)
+    assert given_ == decision.allocations()
+    for job in jobs:
+        assert packing.add(job, given_[job.key]) is None
+    for job, entry in zip(jobs, decision.jobs, strict=True):
+        if (said := re.search(r"next step of (\d+)w\+(\d+)ps: no", entry.reason.text)) is not None:
+            assert not packing.fits(job, Allocation(int(said[1]), int(said[2]))), entry.reason.text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_of_workers_leads_to_the_next_count_that_the_job_allows(seed: int) -> None:
+    """As one bundle more does that of DRF: all or none, with as many PSs."""
+    policy = Dl2PaperPolicy(a_checkpoint(seed, network="shared", resources=["cpu", "gpu"], sampled=True))
+    jobs = [a_job(number, **_UNITS, max_workers=9, max_ps=9, allowed_workers=(1, 4, 8)) for number in range(3)]
+    decision = ask(policy, a_snapshot(jobs, cluster(2, cpu=10, gpu=10)))
+    assert {step for _, step in decision.actions} <= {(1, 1), (3, 0), (3, 3), (4, 0), (4, 4), (0, 1)}
+    sizes = [option.allocation.workers for entry in decision.jobs for option in entry.alternatives]
+    assert set(sizes) <= {0, 1, 4, 8}
 
 
 def test_running_jobs_keep_their_least_and_unknown_models_are_no_trouble() -> None:
