@@ -14,6 +14,8 @@ from contextlib import closing
 from functools import partial
 from operator import add, attrgetter, sub
 
+from msgspec import structs
+
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.limit_room import Blocked, LimitRoom
@@ -69,6 +71,7 @@ class Packing:
             Packing, nodes, placement, incumbents=incumbents, leaving=leaving, counted=counted, node_sets=node_sets,
             limits=limits,
         )  # fmt: skip
+        self._node_sets = tuple(node_sets)
         # Most nodes and most demands are equal: each is looked at once.
         demands = {task.room for task in incumbents} | {task.room for task in leaving}
         self._vectors = ResourceVectors({node.capacity for node in self._nodes} | demands, node_sets)
@@ -104,6 +107,11 @@ class Packing:
     def anew(self) -> Packing:
         """The packing as it was before anything was added."""
         return self._anew()
+
+    def empty(self) -> Packing:
+        """A packing of the same nodes with nothing on them: no task of dl2d, and no job of others. It has no limits."""
+        nodes = [structs.replace(node, used=NO_RESOURCES) for node in self._nodes]
+        return Packing(nodes, self._placement, node_sets=self._node_sets)
 
     def _append_nodes(
         self, incumbents: Iterable[Task], leaving: Iterable[Task], demands: Iterable[Resources], *, counted: bool

@@ -16,7 +16,8 @@ from dl2d.policies.common.greedy_allocation import GreedyAllocation, serve_in_or
 class Fifo:
     """Gives each job in submit order bundles up to its maximum, and ends at the first bundle that has no room.
 
-    A job whose tasks are larger than any node is passed over, for no waiting would help it. Running jobs keep their
+    A job for which the nodes would have no room even if nothing else ran on them is passed over, for no waiting would
+    help it. Running jobs keep their
     floors, so that nothing that trains is lost to a job that came earlier.
 
     Parameters

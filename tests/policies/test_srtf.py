@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster, given, snapshots
 
+from dl2d.core.cluster import Node
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.json_codec import encode
@@ -52,7 +53,8 @@ def test_a_running_job_falls_back_to_its_floor_for_a_shorter_one() -> None:
 
 
 def test_who_waits_is_told_for_whom_and_why() -> None:
-    decision = ask(Srtf(), a_snapshot(jobs_of((10, 100, 0, 10.0, "a"), (5, 100, 0, 10.0, "a")), cluster(1, cpu=2)))
+    nodes = [Node("n0", Resources.of(cpu=2), used=Resources.of(cpu=1))]
+    decision = ask(Srtf(), a_snapshot(jobs_of((10, 100, 0, 10.0, "a"), (5, 100, 0, 10.0, "a")), nodes))
     reason = decision.jobs[0].reason
     assert reason.constraint is Constraint.QUEUE
     assert "waits for 2 (job 2), which has less left (50 s)" in reason.text

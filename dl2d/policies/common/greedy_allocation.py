@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
+from dl2d.core.decision import FOR_WANT_OF_ROOM, Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.limit_room import Blocked
 from dl2d.core.packing import Packing
@@ -54,6 +54,9 @@ class GreedyAllocation:
     def __init__(self, snapshot: Snapshot, packing: Packing, *, whole_bundles: bool = False) -> None:
         self._packing = packing
         self._whole_bundles = whole_bundles
+        #: The nodes with nothing on them, once that was asked for; and which sizes have room there, by demands.
+        self._empty: Packing | None = None
+        self._possible: dict[tuple[object, ...], bool] = {}
         self._jobs = snapshot.jobs
         #: Nodes that jobs may use, without those that may use all.
         self.may_use = snapshot.may_use()
@@ -80,6 +83,15 @@ class GreedyAllocation:
     def room_key(self, job: Job) -> tuple[frozenset[str] | None, tuple[int, ...]]:
         """The nodes that a job may use and its limits: jobs with equal ones have room for equal tasks alike."""
         return self.may_use.get(job.key), self._packing.limits.of(job.key)
+
+    def waiting_helps(self, job: Job, step: Allocation) -> bool:
+        """Whether the nodes that take tasks would have room for a job with more tasks if nothing else ran on them."""
+        size = self.allocations[job.key].plus(step)
+        asked = job.request.worker, job.request.ps, size, self.may_use.get(job.key)
+        if asked not in self._possible:
+            self._empty = self._empty or self._packing.empty()
+            self._possible[asked] = self._empty.fits(job, size)
+        return self._possible[asked]
 
     def most(self, job: Job) -> tuple[tuple[str, int], ...]:
         """The most that its limits allow a job, in thousandths, of resources of which it could have more."""
@@ -170,9 +182,9 @@ class GreedyAllocation:
 def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first: Callable[[Job], str]) -> None:
     """Give each job in turn its maximum; end at the first for whose next bundle nodes have no room.
 
-    A job whose tasks are larger than any node is skipped, since waiting would not help it; one that is stopped
-    by a limit does not end it either. One that may use some of the nodes only keeps those jobs waiting that may
-    use the same.
+    A job for whose next bundle nodes would have no room even if nothing else ran on them is passed over, since waiting
+    would not help it; one that is stopped by a limit does not end it either. One that may use some of the nodes only
+    keeps those jobs waiting that may use the same.
 
     Parameters
     ----------
@@ -192,5 +204,6 @@ def serve_in_order(allocation: GreedyAllocation, jobs: Iterable[Job], why_first:
         stopped = None
         while stopped is None:
             stopped = allocation.grow(job)
-        if stopped.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
+        step = allocation.next_bundle(job)
+        if stopped.constraint in FOR_WANT_OF_ROOM and step is not None and allocation.waiting_helps(job, step):
             first_waiting[may_use] = job

@@ -5,10 +5,10 @@ Observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_siz
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
 lacks of that, as a whole: below it, no job can run. Where a job allows only some worker counts, a step of workers leads
-to the next of them, and one of both adds as many PSs. Where the encoding has fixed sizes, each gives a job what it lacks
-of the size that its user asks for, if there is room for that when no other job has any tasks; a job that runs at this
-size keeps it, and none gets more. A learned policy takes the steps that its network says; a lesson, those that led to a
-decision that was recorded.
+to the next of them, and one of both adds as many PSs. Where the encoding has fixed sizes, each gives a job what it
+lacks of the size that its user asks for, if there is room for that when no other job has any tasks; a job that runs at
+this size keeps it, and none gets more. A learned policy takes the steps that its network says; a lesson, those that led
+to a decision that was recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import Constraint, Reason
+from dl2d.core.decision import FOR_WANT_OF_ROOM, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.limit_room import Blocked
 from dl2d.core.packing import Packing
@@ -37,8 +37,6 @@ from dl2d.policies.dl2_paper.observation import (
 #: What the actions of a job give it that may have any number of workers.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
 _BUNDLE: Final = 2
-#: Why a job has no room for its minimum size although others may have.
-_OF_THE_JOB_ALONE: Final = (Constraint.INFEASIBLE, Constraint.LIMIT)
 
 
 class Sizing:
@@ -134,7 +132,7 @@ class Sizing:
         return 1.0 - self._used / self.capacity
 
     def steps(self, job: Job) -> Sequence[Allocation]:
-        """What each of a job's three actions gives it now: what it lacks of its first size, or else a step beyond it."""
+        """What each of a job's three actions gives it now: what it lacks of its first size, or a step beyond it."""
         has, first, allowed = self.filling.allocations[job.key], self._first[job.key], job.request.allowed_workers
         if not has.covers(first):
             return (first.beyond(has),) * len(STEPS)
@@ -145,7 +143,7 @@ class Sizing:
         return Allocation(workers, 0), Allocation(0, 1), Allocation(workers, ps)
 
     def steps_left(self, job: Job) -> dict[int, Allocation]:
-        """The actions of a job that do not lead beyond its bounds, whether there is room or not, and what each gives."""
+        """Actions of a job that do not lead beyond its bounds, and what each gives, whether there is room or not."""
         has, most = self.filling.allocations[job.key], _allowed(job, job.request.max_size)
         steps = enumerate(self.steps(job))
         return {number: step for number, step in steps if most.covers(has.plus(STEPS[number]))}
@@ -229,11 +227,13 @@ class Sizing:
         return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
 
     def _give_bundles(self) -> None:
-        """Give each elastic job in turn its minimum size, until nodes have no room for one.
+        """Give each elastic job in turn its minimum size, where nodes have room for it.
 
-        A job that runs at a fixed size waits for room for all of that. One that may use some of the nodes only keeps
-        those jobs waiting that may use the same.
+        With last bundles, which are for a teacher that serves one job after the other, and on the authors' placement,
+        which tries one node only, it ends at the first that waits for room. One that may use some of the nodes only
+        keeps those jobs waiting that may use the same.
         """
+        in_order = self.encoding.last_bundles or self._packing.first_node_only
         #: The first job without room of those that may use the same nodes.
         first_waiting: dict[frozenset[str] | None, Job] = {}
         for job in self._snapshot.jobs:
@@ -244,8 +244,12 @@ class Sizing:
             ahead = first_waiting.get(None) or first_waiting.get(may_use)
             if ahead is not None:
                 self.waits_behind[job.key] = ahead
-            elif not self._try(job, lacks) and self.reasons[job.key].constraint not in _OF_THE_JOB_ALONE:
+            elif not self._try(job, lacks) and in_order and self._waits_for_room(job, lacks):
                 first_waiting[may_use] = job
+
+    def _waits_for_room(self, job: Job, lacks: Allocation) -> bool:
+        """Whether a job that was refused these tasks can have them when others have ended."""
+        return self.reasons[job.key].constraint in FOR_WANT_OF_ROOM and self.filling.waiting_helps(job, lacks)
 
     def _give_rest(self) -> None:
         """Give jobs that have less than their first size as much of it as there is room for, in submit order."""

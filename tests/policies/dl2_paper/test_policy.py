@@ -280,7 +280,6 @@ def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimu
     assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["first bundles", "last bundles"])
 @pytest.mark.parametrize(
     ("small", "large", "sizes"),
     [
@@ -291,7 +290,7 @@ def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimu
     ids=["other nodes", "all nodes", "some of all nodes"],
 )
 def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
-    first: bool, small: str | None, large: str | None, sizes: list[tuple[int, int]]
+    small: str | None, large: str | None, sizes: list[tuple[int, int]]
 ) -> None:
     """A partition was full, and jobs of another waited beside its idle nodes behind the one for which it was full."""
     jobs = [a_job(number, max_workers=1, max_ps=1) for number in range(5)]
@@ -303,9 +302,7 @@ def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
         for name, some in ((small, jobs[:3]), (large, jobs[3:]))
         if name is not None
     )
-    checkpoint = a_checkpoint(
-        scale=0.0, resources=["cpu", "gpu"], window=2, first_bundles=first, last_bundles=not first
-    )
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], window=2, first_bundles=False, last_bundles=True)
     weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
     nodes = [Node("n0", Resources.of(cpu=4, gpu=1)), Node("n1", Resources.of(cpu=8, gpu=3))]
     decision = ask(
@@ -314,16 +311,34 @@ def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
     assert [entry.allocation for entry in decision.jobs] == sizes
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["with first bundles", "without bundles"])
-def test_a_job_that_has_nothing_although_there_is_room_is_told_why(first: bool) -> None:
-    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], first_bundles=first)
-    weights = {**checkpoint.weights, "policy.2.bias": np.eye(1, 13, 12, dtype=np.float32)[0]}
-    jobs = [a_job(1), a_job(2, min_workers=3), a_job(3)]
-    decision = ask(Dl2PaperPolicy(replace(checkpoint, weights=weights)), a_snapshot(jobs, cluster(1, cpu=8, gpu=4)))
-    last = decision.jobs[2]
-    behind = "waits behind 2 (job 2), for which there is no room"
-    text = behind if first else "the learned policy gives it nothing although there is room"
-    assert (last.allocation, last.reason) == (NOTHING, Reason(Constraint.QUEUE, text))
+LAZY = {"policy.2.bias": np.eye(1, 13, 12, dtype=np.float32)[0]}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first bundles", "last bundles"])
+@pytest.mark.parametrize("least", [3, 5])
+def test_a_job_without_room_keeps_others_waiting_if_the_teacher_keeps_an_order_and_it_can_have_room(
+    first: bool, least: int
+) -> None:
+    """Four GPUs. A network that was learned from DRF let jobs wait behind a large one that DRF would have started."""
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], first_bundles=first, last_bundles=not first)
+    policy = Dl2PaperPolicy(replace(checkpoint, weights={**checkpoint.weights, **LAZY}))
+    jobs = [a_job(1), a_job(2, min_workers=least, max_workers=5), a_job(3)]
+    snapshot = a_snapshot(jobs, cluster(1, cpu=9, gpu=4))
+    decision = ask(policy, snapshot)
+    assert decision.jobs[1].reason.constraint is Constraint.CAPACITY
+    if first or least == 5:
+        assert [entry.allocation for entry in decision.jobs] == [(1, 1), NOTHING, (1, 1)]
+        return
+    reason = Reason(Constraint.QUEUE, "waits behind 2 (job 2), for which there is no room")
+    assert (decision.jobs[2].allocation, decision.jobs[2].reason) == (NOTHING, reason)
+
+
+def test_a_job_that_has_nothing_although_there_is_room_is_told_why() -> None:
+    checkpoint = a_checkpoint(scale=0.0, resources=["cpu", "gpu"], first_bundles=False)
+    policy = Dl2PaperPolicy(replace(checkpoint, weights={**checkpoint.weights, **LAZY}))
+    decision = ask(policy, a_snapshot([a_job(1)], cluster(1, cpu=8, gpu=4)))
+    text = "the learned policy gives it nothing although there is room"
+    assert (decision.jobs[0].allocation, decision.jobs[0].reason) == (NOTHING, Reason(Constraint.QUEUE, text))
 
 
 def test_a_job_that_cannot_run_with_what_it_got_has_nothing() -> None:
