@@ -186,14 +186,13 @@ def _jobs_that_never_start(live: LiveJobs, matches: Matches, elapsed: Mapping[st
     that is of their minimum size.
     """
     ready = {job.key: job for job in live.jobs if job.state is JobState.READY}
+    lacked = _lacked_tasks(live.tasks, ready)
     found: dict[JobKey, str] = {}
     for task in live.tasks:
-        job, listed = ready.get(task.job), matches.listed.get(task.tag)
+        listed = matches.listed.get(task.tag)
         if (
-            job is not None
+            task.tag in lacked
             and listed is not None
-            and job.request.min_size.count(task.role)
-            and task.state is TaskState.ASKED
             and listed.state is RmJobState.PENDING
             and listed.never_starts
             and listed.reason == task.note
@@ -222,7 +221,8 @@ def _task_changes(
     """
     changes: list[TaskChange] = []
     stops: list[_Stop] = []
-    of_floors = _asked_tasks_of_floors(tasks, jobs)
+    running = {key: job for key, job in jobs.items() if job.state is JobState.RUNNING}
+    of_floors = _lacked_tasks(tasks, running)
     for task in tasks:
         tag = task.tag
         listed = matches.listed.get(tag)
@@ -241,13 +241,13 @@ def _task_changes(
     return changes, stops
 
 
-def _asked_tasks_of_floors(tasks: Sequence[Task], jobs: Mapping[JobKey, Job]) -> set[str]:
-    """Tags of the tasks that have not begun to run and that running jobs lack of their minimum sizes."""
+def _lacked_tasks(tasks: Sequence[Task], jobs: Mapping[JobKey, Job]) -> set[str]:
+    """Tags of the tasks that have not begun to run and that these jobs lack of their minimum sizes."""
     has = Counter((task.job, task.role) for task in tasks if task.state.wanted and task.state is not TaskState.ASKED)
     found = set()
     for task in tasks:
         job = jobs.get(task.job)
-        if task.state is TaskState.ASKED and job is not None and job.state is JobState.RUNNING:
+        if task.state is TaskState.ASKED and job is not None:
             if has[task.job, task.role] < job.request.min_size.count(task.role):
                 found.add(task.tag)
             has[task.job, task.role] += 1

@@ -560,7 +560,7 @@ def test_refusals_are_typed_and_in_slurms_words(
     ("name", "kind", "says"),
     [
         ("QOSMinGRES", NeverStarts, "demands less than its minimum (QOSMinGRES); demand that with worker=, or submit"),
-        ("QOSMaxCpuPerJobLimit", NeverStarts, "it demands more than Slurm gives to one job or on one node (QOSMaxCpuP"),
+        ("QOSMaxGRESPerJob", NeverStarts, "it demands more than Slurm gives to one job or on one node (QOSMaxGRES"),
         ("QOSMaxSubmitJobPerUserLimit", Rejected, "QOSMaxSubmitJobPerUserLimit; sbatch: error: Batch job submission"),
     ],
 )

@@ -178,6 +178,16 @@ def test_a_job_ends_of_which_a_task_of_its_smallest_size_never_starts(
     assert not ends or [change.state for change in changes.tasks] == [T.DRAINING]
 
 
+def test_a_task_beyond_the_smallest_size_that_never_starts_ends_no_job() -> None:
+    waits = replace_struct(an_rm_job(R.PENDING, reason="QOSMinGRES"), never_starts="the QOS demands gpu:1")
+    runs = an_rm_job(R.RUNNING, handle="h1", tag=task_tag(KEY, "worker-1"))
+    tasks = [
+        a_task(T.ASKED, note="QOSMinGRES", since=NOW - 31),
+        replace_struct(a_task(T.CONFIRMED, handle="h1"), id="worker-1"),
+    ]
+    assert not see(a_job(J.READY), tasks, [ANCHOR_RUNS, waits, runs]).jobs
+
+
 def test_attempts_that_are_ended_from_outside_count_a_tenth() -> None:
     """A task that exceeds its memory looks so in some resource managers; its job would hold its room for ever."""
     assert see(a_job(), [], [ANCHOR_RUNS], failures=1, outside=19).jobs == ()

@@ -161,21 +161,24 @@ def test_limits_count_where_slurm_enforces_limits(enforced: str, left: list[floa
         ),
         (
             "gpus",
-            "QOSMaxMemoryPerJob",
-            "it demands more than Slurm gives to one job or on one node (QOSMaxMemoryPerJob of QOS gpus: memory:900);",
+            "QOSMaxGRESPerJob",
+            "it demands more than Slurm gives to one job or on one node (QOSMaxGRESPerJob of QOS gpus: memory:900",
         ),
         (
             "gpus",
-            "AssocMaxMemPerJob",
-            "it demands more than Slurm gives to one job or on one node (AssocMaxMemPerJob); ",
+            "AssocMaxGRESPerJob",
+            "it demands more than Slurm gives to one job or on one node (AssocMaxGRESPerJob); ",
         ),
+        # On another node the task may be given fewer CPUs, or more.
+        ("gpus", "QOSMaxMemoryPerJob", ""),
+        ("gpus", "QOSMinCpuNotSatisfied", ""),
         ("gpus", "QOSGrpGRES", ""),
     ],
 )
 def test_why_a_task_never_starts_as_it_was_submitted(
     slurm: FakeSlurm, manager_on: Managers, qos: str, reason: str, says: str
 ) -> None:
-    record = "QOS=gpus(2) GrpJobs=N(0) MaxTRESPJ=mem=900,node=1 MinTRESPJ=cpu=2,gres/gpu=1 PreemptMode=OFF\n"
+    record = "QOS=gpus(2) GrpJobs=N(0) MaxTRESPJ=mem=900,node=1,gres/gpu=4 MinTRESPJ=cpu=2,gres/gpu=1 PreemptMode=OFF\n"
     slurm.answer("scontrol", stdout=record)
     task = job_row(2, State="PENDING", NodeList="", QOS=qos, Reason=reason, Comment="dl2:fake.1.9:ps-0")
     slurm.answer("squeue", rows=[job_row(1, QOS=qos), task])

@@ -123,11 +123,10 @@ def _site_limit(name: str) -> SiteLimit:
     return SiteLimit(("qos", *each), resource)
 
 
-#: Names of bounds that each job meets or not as it was submitted, however long it waits; not those of times, which may
-#: become shorter.
-_BOUND: Final = re.compile(
-    r"(QOSMin[A-Z]\w*)|(?:Assoc|QOS)Max(?!Wall)(?!\w*Minutes)[A-Z]\w*Per(?:Job|Node)(?:Limit)?|MaxMemPerLimit"
-)
+#: Names of bounds that each job meets or not as it was submitted, on whatever node and however long it waits: those on
+#: GPUs and other generic resources. How many CPUs and how much memory a job is given depends on the node, and these are
+#: what Slurm holds against the bounds on CPUs and memory.
+_BOUND: Final = re.compile(r"(QOSMinGRES)|(?:Assoc|QOS)MaxGRESPer(?:Job|Node)(?:Limit)?")
 
 
 class Bound(Enum):
