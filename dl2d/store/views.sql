@@ -63,6 +63,8 @@ SELECT jobs.slug AS job, jobs.cluster, jobs.id AS job_id, jobs.name, jobs.user_n
        jobs.model, jobs.static, jobs.state, jobs.end_cause, jobs.end_reason,
        {time jobs.submitted} AS submitted_at, {time jobs.started_at} AS started_at, {time jobs.ended_at} AS ended_at,
        ({now} - jobs.submitted) / 86400 AS days_ago,
+       ({now} - COALESCE(jobs.started_at, jobs.ended_at, {now})) / 86400 AS waited_until_days_ago,
+       ({now} - jobs.ended_at) / 86400 AS ended_days_ago,
        CASE WHEN COALESCE(jobs.started_at, jobs.ended_at, {now}) < jobs.submitted THEN 0.0
             ELSE COALESCE(jobs.started_at, jobs.ended_at, {now}) - jobs.submitted END AS waiting_seconds,
        COALESCE(jobs.ended_at, {now}) - jobs.started_at AS training_seconds,
@@ -74,6 +76,8 @@ FROM jobs;
 
 COMMENT ON VIEW job_completion IS 'How long each job waited and trained, and how it ended.';
 COMMENT ON COLUMN job_completion.days_ago IS 'days from its submission until now';
+COMMENT ON COLUMN job_completion.waited_until_days_ago IS 'days from the end of its waiting until now, when it trained first or ended; 0 while it waits';
+COMMENT ON COLUMN job_completion.ended_days_ago IS 'days from its end until now; NULL if it has not ended';
 COMMENT ON COLUMN job_completion.waiting_seconds IS 'seconds from its submission until it trained first, or until now; 0 where a clock was set back';
 COMMENT ON COLUMN job_completion.training_seconds IS 'seconds from when it trained first until it ended, or until now; NULL if it never trained';
 COMMENT ON COLUMN job_completion.completion_seconds IS 'seconds from its submission until it ended; NULL if it has not';
@@ -162,7 +166,7 @@ GROUP BY {day tasks.granted_at}, jobs.user_name, jobs.account;
 COMMENT ON VIEW user_usage IS 'Resources that users'' tasks held, by the day on which the task began to run.';
 COMMENT ON COLUMN user_usage.day IS 'day on which the tasks began';
 COMMENT ON COLUMN user_usage.days_ago IS 'days from the first of these tasks until now';
-COMMENT ON COLUMN user_usage.jobs IS 'number of jobs that had such tasks';
+COMMENT ON COLUMN user_usage.jobs IS 'number of jobs that had such tasks; a job counts on each day on which a task of it began';
 COMMENT ON COLUMN user_usage.tasks IS 'number of tasks that began on the day';
 COMMENT ON COLUMN user_usage.task_hours IS 'hours that they ran, until now for those that run';
 COMMENT ON COLUMN user_usage.cpu_hours IS 'the same hours times the CPUs of each';

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -92,6 +93,41 @@ def test_who_waited_longest_has_a_reason_for_each_job(tmp_path: Path) -> None:
     database.close()
     found = {row["job_id"]: row["binding_constraint"] for row in rows}
     assert found == {given.id: "starting", pressed.id: "capacity", quiet.id: "undecided"}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_jobs_that_were_submitted_long_ago_are_chosen_by_what_happened_lately(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """A job that waits, or trained, for twelve days was in no answer on the last day or week."""
+    url = sqlite_store(tmp_path / "dl2d.sqlite")
+    if kind == "postgresql":
+        url = request.getfixturevalue("postgres_url")
+        schema.upgrade(url)
+    world, now = World(make_nodes(1), url=url, idle_seconds=math.inf), time.time()
+    with closing(world):
+        world.now = now - 12 * 86_400
+        fails = world.settled(min_workers=2, max_workers=2)
+        waits = world.ready(min_workers=2, max_workers=2)
+        world.settle()
+        world.now = now - 120
+        world.beat(fails, state="failed")
+        world.settle()
+    database = Database(StoreLocation.parse(url))
+    queries = {number: query for number, _, query in QUESTIONS}
+    with database.reading("asking") as connection:
+        waited, failed = ({row[0]: row for row in connection.execute(text(queries[number]))} for number in (2, 16))
+        lasted = connection.execute(
+            text("SELECT job_id, days_ago, waited_until_days_ago, ended_days_ago FROM job_completion ORDER BY job_id")
+        ).all()
+    database.close()
+    assert failed.keys() == {fails.id}
+    assert waited.keys() == {waits.id}
+    assert waited[waits.id].minutes == pytest.approx(12 * 1440, abs=2)
+    assert [row[0] for row in lasted] == [fails.id, waits.id]
+    assert lasted[0][1:] == pytest.approx((12.0, 12.0, 0.0), abs=0.01)
+    assert lasted[1][1:3] == pytest.approx((12.0, 0.0), abs=0.01)
+    assert lasted[1].ended_days_ago is None
 
 
 def test_only_gpu_hours_depend_on_what_a_site_calls_its_gpus() -> None:
