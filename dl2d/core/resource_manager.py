@@ -91,6 +91,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: of its nodes as can be had.
     nodes: int
     demand: Resources
+    #: Larger numbers of nodes on which it may start as well, each with the demand on all of them: for a job that asks
+    #: for a number of tasks and not of nodes.
+    spreads: tuple[tuple[int, Resources], ...] = ()
     #: It shares its nodes with no other job.
     whole: bool = False
     #: It gets all memory of its nodes, however much that is.

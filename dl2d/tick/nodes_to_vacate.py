@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from msgspec import structs
+
 from dl2d.core.cluster import ClaimedNodes, Task
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import Claim
@@ -54,11 +56,20 @@ class NodeSearch:
     def find(self, claim: Claim, previous: Collection[str], failed_nodes: Collection[str]) -> SearchResult:
         """As many nodes as a claim needs and the tasks that leave them; no room is taken where there are not enough.
 
+        If the minimum number of nodes cannot be had, larger ones (``Claim.spreads``) are tried in their order.
         Nodes that it requires come first, then those that are planned for it, then those on which nothing is held for
         a claim that starts later, then those that no task has to leave.
         Among these, and among the others, the order is: nodes that it had in the last tick (``previous``); nodes
         that did not fail in the last ticks (``failed_nodes``); nodes that the fewest tasks have to leave.
         """
+        found = self._find(claim, previous, failed_nodes)
+        for nodes, demand in claim.spreads if found.nodes is None and not found.is_cut_short else ():
+            spread = self._find(structs.replace(claim, nodes=nodes, demand=demand), previous, failed_nodes)
+            if spread.nodes is not None:
+                return spread
+        return found
+
+    def _find(self, claim: Claim, previous: Collection[str], failed_nodes: Collection[str]) -> SearchResult:
         moves = self._begin(claim, previous)
         eligible = [name for name in self._room.capacity if claim.eligible is None or name in claim.eligible]
         count = self._node_count(claim, eligible)

@@ -217,7 +217,7 @@ def _kind(claim: Claim) -> ClaimKind:
 
 
 def _shape(claim: Claim) -> ClaimShape:
-    return claim.nodes, claim.demand, claim.whole, claim.all_memory, claim.eligible, claim.required
+    return claim.nodes, claim.demand, claim.spreads, claim.whole, claim.all_memory, claim.eligible, claim.required
 
 
 class _SearchTurns:

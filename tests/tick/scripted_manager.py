@@ -86,21 +86,23 @@ class ScriptedManager(MemoryManager):
         started = []
         jobs = [claim for claim in self.claims if not claim.standing]
         for claim in sorted(jobs, key=lambda claim: -claim.priority):
-            nodes = max(claim.nodes, 1)
-            share = Resources(tuple((name, amount // nodes) for name, amount in claim.demand.thousandths))
             free = {
                 node.name: node.capacity.minus(node.used)
                 for node in self.nodes
                 if (claim.eligible is None or node.name in claim.eligible)
                 and not (claim.whole and node.used.thousandths)
             }
-            room = [name for name in free if share.fits_in(free[name])]
-            room.sort(key=lambda name: name not in claim.required)
-            if len(room) >= nodes and claim.required <= set(room):
-                held = tuple((name, free[name] if claim.whole else share) for name in room[:nodes])
-                self.put(RmJob(handle=claim.handle, state=RmJobState.RUNNING, user=claim.user, node=room[0]), held)
-                self.claims.remove(claim)
-                started.append(claim.handle)
+            for count, demand in ((claim.nodes, claim.demand), *claim.spreads):
+                nodes = max(count, 1)
+                share = Resources(tuple((name, amount // nodes) for name, amount in demand.thousandths))
+                room = [name for name in free if share.fits_in(free[name])]
+                room.sort(key=lambda name: name not in claim.required)
+                if len(room) >= nodes and claim.required <= set(room):
+                    held = tuple((name, free[name] if claim.whole else share) for name in room[:nodes])
+                    self.put(RmJob(handle=claim.handle, state=RmJobState.RUNNING, user=claim.user, node=room[0]), held)
+                    self.claims.remove(claim)
+                    started.append(claim.handle)
+                    break
         return started
 
     def submit(self, task: TaskSpec) -> str:

@@ -100,6 +100,26 @@ def test_a_job_that_gets_all_memory_of_its_node_gets_that_of_the_node_that_is_ch
         assert world.has(job).workers >= 3
 
 
+@pytest.mark.parametrize("spreads", [(), (2, 3)])
+def test_a_job_that_needs_no_number_of_nodes_is_spread_where_its_least_number_cannot_be_had(
+    spreads: tuple[int, ...],
+) -> None:
+    """On each of three nodes of eight CPUs a job of others holds four."""
+    nodes = [Node(f"n{number}", Resources.of(cpu=8)) for number in (1, 2, 3)]
+    with closing(World(url="", cluster_nodes=nodes)) as world:
+        for node in nodes:
+            other = RmJob(handle=f"of {node.name}", state=RmJobState.RUNNING, user="bob", node=node.name)
+            world.manager.put(other, ((node.name, Resources.of(cpu=4)),))
+        job = world.settled(max_workers=11, max_ps=1, worker=Resources.of(cpu=1), ps=Resources.of(cpu=1))
+        assert world.has(job) == (11, 1)
+        demand = Resources.of(cpu=6)
+        world.manager.claims.append(
+            claim(nodes=1, whole=False, demand=demand, spreads=tuple((number, demand) for number in spreads))
+        )
+        assert follow(world) == (["812"] if spreads else [])
+        assert world.has(job) == ((5, 1) if spreads else (11, 1))
+
+
 def test_only_jobs_of_lower_priority_yield_unless_the_site_says_otherwise(world: World) -> None:
     job = world.settled(max_workers=8, max_ps=8)
     for priority, yields, starts in (

@@ -85,7 +85,12 @@ class GreedyAllocation:
         return self.may_use.get(job.key), self._packing.limits.of(job.key)
 
     def waiting_helps(self, job: Job, step: Allocation) -> bool:
-        """Whether the nodes that take tasks would have room for a job with more tasks if nothing else ran on them."""
+        """Whether the nodes that take tasks would have room for a job with more tasks if nothing else ran on them.
+
+        Always with a placement that tries the first node only: the DL2 authors' simulator ends at the first refusal.
+        """
+        if self._packing.first_node_only:
+            return True
         size = self.allocations[job.key].plus(step)
         asked = job.request.worker, job.request.ps, size, self.may_use.get(job.key)
         if asked not in self._possible:

@@ -16,7 +16,13 @@ ONE_ON_CORE = {"NTPerCore": "1"}
 
 def record(tasks: int, of_task: int, of_node: int | None = None, **more: str) -> dict[str, str]:
     """What squeue shows of a job whose tasks have so many CPUs."""
-    row = {"NumTasks": str(tasks), "cpus-per-task": str(of_task), "mincpus": str(of_node or of_task), "threads": "*"}
+    row = {
+        "tres-alloc": "cpu=1,node=1",
+        "NumTasks": str(tasks),
+        "cpus-per-task": str(of_task),
+        "mincpus": str(of_node or of_task),
+        "threads": "*",
+    }
     return {**row, "NTPerCore": "N/A", "cpus-per-tres": "N/A", "MinMemory": "100M", **more}
 
 
@@ -145,3 +151,25 @@ def test_a_claim_is_for_whole_tasks_on_the_minimum_number_of_nodes(
     assert (claim.nodes, claim.demand.get("cpu"), claim.demand.get("gpu")) == (nodes, cpus, gpus)
     if "MinMemory" in more:
         assert claim.demand.get("memory") == nodes * int(str(more["MinMemory"]).rstrip("M"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "spreads"),
+    [
+        pytest.param((2, 1, 16, 16, 1, 1), ((3, 18), (4, 16), (8, 16)), id="-n16"),
+        pytest.param((1, 1, 3, 3, 1, 1), ((2, 4), (3, 3)), id="-n3"),
+        pytest.param((1, 1, 8, 1, 8, 8), (), id="-c8"),
+        pytest.param((2, 2, 16, 16, 1, 1), (), id="-N2 -n16"),
+        pytest.param((4, 1, 16, 16, 1, 4), (), id="-n16 --ntasks-per-node=4"),
+    ],
+)
+def test_a_job_that_asks_for_tasks_may_be_spread_over_more_nodes(
+    slurm: FakeSlurm, manager_on: Managers, asked: tuple[int, ...], spreads: tuple[tuple[int, int], ...]
+) -> None:
+    shown, least, requested, tasks, of_task, of_node = asked
+    slurm.answer("sinfo", rows=[node_row(f"n{number}") for number in range(1, 5)])
+    row = {"State": "PENDING", "Reason": "Resources", "NodeList": "", "UserName": "bob", "NumNodes": shown}
+    row |= {"tres-alloc": f"cpu={requested},mem=100M,node={least}", "NumTasks": tasks, "cpus-per-task": of_task}
+    slurm.answer("squeue", rows=[job_row(1), job_row(8, **{**row, "mincpus": of_node})])
+    (claim,) = manager_on().listing().claims
+    assert tuple((nodes, demand.get("cpu")) for nodes, demand in claim.spreads) == spreads

@@ -34,6 +34,8 @@ class RequestedCpus(NamedTuple):
     tasks_on_core: int = 0
     #: Minimum memory in MiB, on each node or for each CPU.
     memory: float = 0
+    #: Minimum number of nodes that it asks for, 1 if it asks for none.
+    nodes: int = 1
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> RequestedCpus:
@@ -42,7 +44,9 @@ class RequestedCpus(NamedTuple):
         of_gpu = parse_gres(record["cpus-per-tres"]).get("gpu", 0)
         memory = record["MinMemory"]
         bytes_ = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
-        return cls(max(tasks, 1), max(of_task, 1), of_node, of_gpu, threads, on_core, bytes_ / 1024**2)
+        return cls(max(tasks, 1), max(of_task, 1), of_node, of_gpu, threads, on_core, bytes_ / 1024**2,
+            node_count(record["tres-alloc"]),
+        )  # fmt: skip
 
     def nodes_that_hold(self, demand: Resources, nodes: int, capacities: Collection[Resources]) -> int:
         """On how many of such nodes, at least ``nodes``, the job can have as many tasks on each."""
@@ -50,6 +54,21 @@ class RequestedCpus(NamedTuple):
         of_node = most["cpu"] // self.of_task if self._has_cpus_by_task(demand.get("cpu")) else 0
         by_tasks = math.ceil(self.tasks / of_node) if of_node else 1
         return max(nodes, by_tasks, *(math.ceil(demand.get(name) / amount) for name, amount in most.items() if amount))
+
+    def larger_spreads(self, demand: Resources, nodes: int) -> list[int]:
+        """Numbers of nodes above ``nodes`` on which the job may start as well, with as many tasks on each.
+
+        None for a job that asks for a number of nodes, for a minimum on each or for GPUs. One that asks for one node
+        (``-N 1``) cannot be told from one that asks for none.
+        """
+        if (
+            self.nodes > 1
+            or self.of_node > self.of_task
+            or demand.get("gpu")
+            or not self._has_cpus_by_task(demand.get("cpu"))
+        ):
+            return []
+        return sorted({count for count in (nodes + 1, nodes + 2, 2 * nodes, 4 * nodes) if count <= self.tasks})
 
     def _has_cpus_by_task(self, cpus: float) -> bool:
         return self.tasks * self.of_task == cpus

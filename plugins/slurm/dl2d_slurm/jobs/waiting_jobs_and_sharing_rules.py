@@ -218,8 +218,11 @@ def with_given(
                 break
         else:
             unit = min(demands, default=CpuUnit())
+        more = job.cpus.larger_spreads(claim.demand, nodes) if whole_tasks and not claim.whole else ()
+        spreads = tuple((count, job.cpus.given(claim.demand, count, unit, rules, memory_of_cpu)) for count in more)
         demand = demands.get(unit, claim.demand)
-        yield dataclasses.replace(job, claim=replace(claim, demand=demand, nodes=min(nodes, _MAX_NODES)))
+        claim = replace(claim, demand=demand, nodes=min(nodes, _MAX_NODES), spreads=spreads)
+        yield dataclasses.replace(job, claim=claim)
 
 
 def claims(
@@ -247,11 +250,14 @@ def claims(
             demand = with_gpus_of_shares(demand, capacities_of(None if found is None else found.nodes))
         memory = demand.get("memory") / job.claim.nodes
         all_memory = len(sizes) > 1 and memory in sizes and not job.cpus.memory
+        least, *spreads = (
+            (without_memory(each) if all_memory else each) + more(job.options.partition, each.get("cpu"))
+            for each in (demand, *(spread for _, spread in job.claim.spreads))
+        )
         yield replace(
             job.claim, handle=handle_for_users(job), eligible=None if found is None else found.nodes,
             required=frozenset(hosts(job.required)), planned=hosts(job.planned), all_memory=all_memory,
-            demand=(without_memory(demand) if all_memory else demand)
-            + more(job.options.partition, demand.get("cpu")),
+            demand=least, spreads=tuple(zip((nodes for nodes, _ in job.claim.spreads), spreads, strict=True)),
         )  # fmt: skip
 
 
