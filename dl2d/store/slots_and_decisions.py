@@ -163,7 +163,7 @@ class SlotResourceRow(Base):
         comment="of all nodes that take tasks, in units of the resource; memory in MiB"
     )
     used: Mapped[float] = mapped_column(comment="in use on these nodes, by whomever; memory in MiB")
-    held: Mapped[float] = mapped_column(comment="held by tasks of jobs that dl2d knows; memory in MiB")
+    held: Mapped[float] = mapped_column(comment="held on these nodes by tasks of jobs that dl2d knows; memory in MiB")
 
 
 class _Part(msgspec.Struct):
@@ -365,14 +365,23 @@ def _last_slot_number(connection: Connection) -> int:
 
 
 def resource_use(snapshot: Snapshot) -> list[Values]:
-    """Capacity and use of each resource: columns of ``slot_resources`` without the slot."""
-    up = [node for node in snapshot.nodes if node.state is NodeState.UP]
-    capacity = snapshot.capacity.as_dict()
-    used = Resources.total(node.used for node in up).as_dict()
-    held = Resources.total(task.room for task in snapshot.tasks).as_dict()
+    """Capacity and use of each resource on the nodes that take tasks: columns of ``slot_resources`` without the slot.
+
+    A resource that only other nodes have has a capacity of 0.
+    """
+    up = {node.name: node for node in snapshot.nodes if node.state is NodeState.UP}
+    capacity = Resources.total(node.capacity for node in up.values()).as_dict()
+    used = Resources.total(node.used for node in up.values()).as_dict()
+    held = Resources.total(task.room for task in snapshot.tasks if task.node in up).as_dict()
+    names = Resources.total(node.capacity for node in snapshot.nodes).as_dict()
     return [
-        {"resource": name, "capacity": amount, "used": used.get(name, 0.0), "held": held.get(name, 0.0)}
-        for name, amount in capacity.items()
+        {
+            "resource": name,
+            "capacity": capacity.get(name, 0.0),
+            "used": used.get(name, 0.0),
+            "held": held.get(name, 0.0),
+        }
+        for name in names
         if name != WHOLE_NODE
     ]
 

@@ -98,7 +98,7 @@ COMMENT ON COLUMN utilization_hourly.hour IS 'beginning of the hour';
 COMMENT ON COLUMN utilization_hourly.days_ago IS 'days from the last of its intervals until now';
 COMMENT ON COLUMN utilization_hourly.capacity IS 'of all nodes that take tasks, in units of the resource; memory in MiB';
 COMMENT ON COLUMN utilization_hourly.used IS 'in use on these nodes, by whomever; memory in MiB';
-COMMENT ON COLUMN utilization_hourly.held IS 'held by tasks of jobs that dl2d knows; memory in MiB';
+COMMENT ON COLUMN utilization_hourly.held IS 'held on these nodes by tasks of jobs that dl2d knows; memory in MiB';
 COMMENT ON COLUMN utilization_hourly.slots IS 'number of scheduling intervals in the hour';
 COMMENT ON COLUMN utilization_hourly.used_percent IS 'used, as per cent of the capacity';
 COMMENT ON COLUMN utilization_hourly.held_percent IS 'held, as per cent of the capacity';

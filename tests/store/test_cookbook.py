@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from filled_store import cookbook, cpu_clock, fill, on_day
 from migrated import sqlite_store
+from msgspec import structs
 from sqlalchemy import Boolean, Connection, Float, Integer, inspect, text
 from tick.world import World
 
+from dl2d.core.cluster import NodeState
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import NOTHING
@@ -26,6 +28,7 @@ from dl2d.store import schema
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.read_only_query import ask
 from dl2d.store.row_mapping import Base
+from dl2d.store.slots_and_decisions import resource_use
 from dl2d.store.views import views
 from dl2d.testing import make_nodes
 
@@ -242,6 +245,25 @@ def test_usage_is_what_tasks_held(filled: Connection) -> None:
     running = _one(filled, "SELECT count(*) FROM tasks WHERE role = 'worker' AND ended_at IS NULL")
     used = _one(filled, "SELECT sum(gpu_hours) FROM user_usage")
     assert hours < used < hours + running * 48.0
+
+
+def test_capacity_and_use_are_of_the_same_nodes() -> None:
+    """A busy node that was drained counted in the capacity and not in what is used: a full cluster was half idle."""
+    nodes = make_nodes(2)
+    with closing(World(nodes)) as world:
+        key = world.settled(min_workers=4, max_workers=4)
+        assert world.nodes_of(key) == {"n1", "n2"}
+
+        def use(*states: NodeState) -> dict[str, float]:
+            for node, state in zip(nodes, states, strict=True):
+                world.manager.set_node(structs.replace(node, state=state))
+            (found,) = (each for each in resource_use(world.tick().snapshot) if each["resource"] == "gpu")
+            return {name: found[name] for name in ("capacity", "used", "held")}
+
+        up, draining = NodeState.UP, NodeState.DRAINING
+        assert use(up, up) == {"capacity": 4.0, "used": 4.0, "held": 4.0}
+        assert use(up, draining) == {"capacity": 2.0, "used": 2.0, "held": 2.0}
+        assert use(draining, draining) == {"capacity": 0.0, "used": 0.0, "held": 0.0}
 
 
 def test_shadow_says_how_it_differs(filled: Connection) -> None:
