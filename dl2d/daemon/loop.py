@@ -99,8 +99,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         self._settings = settings
         self._reread, self._reloaded = reread, reloaded
         self._clock, self._timer = clock, timer
-        self._stop, self._reload = threading.Event(), threading.Event()
-        self._wakeup = threading.Event()
+        self._stop, self._reload, self._wakeup = threading.Event(), threading.Event(), threading.Event()
         #: A tick was asked for and has not begun; a tick is under way.
         self._again, self._ticking = threading.Event(), threading.Event()
         self._service = ServiceManager()
@@ -188,6 +187,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 slot=store.last_slot_number(),
                 ended_until=None if last is None else last.at - LOOK_BACK_SECONDS,
             )
+            store.registry.lose_runs(clock())
             self._learner = Learner(store.registry, learner, clock=clock, mode=lambda: self._settings.mode)
             stack.callback(self._learner.close)
             self._opened = stack.pop_all()

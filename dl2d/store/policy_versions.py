@@ -273,14 +273,17 @@ class SqlRegistry(StoreTables):
     def begin_run(self, policy: str, at: float) -> LearningRun:
         """Add a run of the learner. Earlier ones that have not ended count as lost: only one runs at a time."""
         with self._database.writing("keeping that a learner was started") as connection:
-            lost = {"state": RunState.LOST, "ended_at": at, "note": "the daemon ended while it ran"}
-            running = LearningRunRow.state == RunState.RUNNING
-            connection.execute(update(LearningRunRow).where(running).values(**lost))
+            _lose_runs(connection, at)
             values = {"policy": policy, "started_at": at, "state": RunState.RUNNING, "note": ""}
             connection.execute(insert(table_of(LearningRunRow)), values)
             # Nobody else starts learners: the newest is the one that was just added.
             number = connection.execute(select(func.max(LearningRunRow.number))).scalar_one()
         return LearningRun(number=number, policy=policy, started_at=at)
+
+    def lose_runs(self, at: float) -> None:
+        """Record that all runs that have not ended are lost: a learner ends with its daemon, and this one starts."""
+        with self._database.writing("keeping which learners were lost") as connection:
+            _lose_runs(connection, at)
 
     def end_run(self, number: int, state: RunState, note: str, at: float) -> None:
         """Record how a run ended; one that has ended is not changed."""
@@ -293,6 +296,12 @@ class SqlRegistry(StoreTables):
         query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
         with self._database.reading("listing learners") as connection:
             return tuple(_RUN.record(row, f"learner {row.number}") for row in connection.execute(query))
+
+
+def _lose_runs(connection: Connection, at: float) -> None:
+    running = LearningRunRow.state == RunState.RUNNING
+    lost = {"state": RunState.LOST, "ended_at": at, "note": "the daemon ended while it ran"}
+    connection.execute(update(LearningRunRow).where(running).values(**lost))
 
 
 def version_number(connection: Connection, policy: str, named: str) -> int | None:

@@ -163,6 +163,11 @@ def test_runs_of_the_learner(store: SqlStore) -> None:
     newest, oldest = store.registry.runs()
     assert (newest.state, newest.note, newest.ended_at) == (RunState.FAILED, "ended with 9", 3.0)
     assert (oldest.number, oldest.state, oldest.ended_at) == (first.number, RunState.LOST, 2.0)
+    third = store.registry.begin_run("dl2", 5.0)
+    store.registry.lose_runs(6.0)
+    lost, *others = store.registry.runs()
+    assert (lost.number, lost.state, lost.ended_at) == (third.number, RunState.LOST, 6.0)
+    assert others == [newest, oldest]
 
 
 @pytest.fixture(scope="module")

@@ -303,7 +303,10 @@ def test_without_history_it_says_so(tmp_path: Path) -> None:
 class Running:
     """A daemon in a thread of its own, with a learner of a test's own, started every few moments."""
 
-    def __init__(self, folder: Path, code: str, *, limit_minutes: float = 1.0, seconds: float = 0.3) -> None:
+    def __init__(
+        self, folder: Path, code: str, *, limit_minutes: float = 1.0, seconds: float = 0.3,
+        store: SqlStore | None = None,
+    ) -> None:  # fmt: skip
         settings = Settings.model_validate(
             {
                 "state_dir": folder / "state",
@@ -317,7 +320,7 @@ class Running:
                 },
             }
         )  # fmt: skip
-        self.store = SqlStore("sqlite://")
+        self.store = SqlStore("sqlite://") if store is None else store
         self.daemon = Daemon(settings, self.store, learner=(sys.executable, "-c", code))
         self._thread = threading.Thread(target=self.daemon.run)
 
@@ -363,6 +366,16 @@ def test_ticks_go_on_while_it_hangs_and_a_shutdown_ends_it(tmp_path: Path) -> No
         assert (run.state, run.note.partition(";")[0]) == (RunState.STOPPED, "the daemon ended")
         with contextlib.suppress(psutil.NoSuchProcess):
             assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_whose_daemon_was_killed_is_lost_from_the_next_start_on(tmp_path: Path) -> None:
+    """Not only when the next learner begins, which may be a day later."""
+    store = SqlStore("sqlite://")
+    store.registry.begin_run("dl2", 1.0)
+    with Running(tmp_path, HANGS, seconds=3600, store=store):
+        (run,) = store.registry.runs()
+    assert (run.state, run.note) == (RunState.LOST, "the daemon ended while it ran")
+    assert run.ended_at is not None
 
 
 @pytest.mark.slow
