@@ -8,14 +8,26 @@ elastic jobs give up tasks to them as to jobs of others, since the plug-in lists
 
 They wait beside what the policy decides on the job, which does not see them before they run. As soon as the job has its
 minimum size, from wherever, those that still wait are withdrawn. A job that has not trained yet keeps what runs until
-the rest does (``starting_jobs``), and no longer than ``MAX_HELD_SECONDS``: otherwise jobs could wait for one another
-for ever. For the same reason such a job is queued only if its minimum size has no more than one task of each role, and
-with its server only when its worker runs, since a server may start long before.
+the rest does (``starting_jobs``), but not for ever, since jobs could wait for one another. For the same reason such a
+job is queued only if its minimum size has no more than one task of each role, and with its server only when its worker
+runs, since a server may start long before.
 
-With more tasks of a role, neither bound on the time for which a part is kept is good. Without one, the job may never
-start even if it is the only one that keeps a part: the resource manager chooses nodes one task at a time, and may put
-the first ones where they leave no node large enough for the next. With one, the job never starts where the jobs of
-others end less often than that, and holds room in vain each time.
+For how long it keeps its worker: one job at a time, the one that has kept it for the longest, for as long as it had
+waited since its submission when the worker began to run; all others for ``MAX_HELD_SECONDS``. Then the job gives the
+worker up and is queued anew.
+
+- Every job starts in the end, however long the queue is. What it had waited is longer than its worker's turn in the
+  queue took, so usually longer than its server's turn takes. If that takes even longer, the worker is given up in vain,
+  but by the next time the job has waited at least twice as long. With ``MAX_HELD_SECONDS`` for all, no job would ever
+  start where a turn takes longer, and each worker would be idle for that time.
+- No deadlock. All these times are finite. While one job keeps its worker for long, what others keep becomes free every
+  ``MAX_HELD_SECONDS``, and what they submit next waits behind the server of the first one. That one remains the one
+  that has kept its worker for the longest until it trains or gives it up, since others begin later.
+
+With more tasks of a role, no bound on the time for which a part is kept is good. With a long one the job may hold room
+in vain even if it is the only one that keeps a part: the resource manager chooses nodes one task at a time, and may put
+the first ones where they leave no node large enough for the next. With a short one the job never starts where the jobs
+of others end less often than that.
 """
 
 from __future__ import annotations
@@ -36,7 +48,8 @@ from dl2d.tick.avoided_nodes import EmptyNodes
 
 #: For how long jobs of others still count as waiting when none is listed any more.
 WAITED_SECONDS: Final = 60.0
-#: For how long a job that does not train keeps tasks while it lacks others; then all are given up, and queued anew.
+#: For how long a job that does not train keeps tasks while it lacks others, unless it is the one that keeps them for
+#: longer; then all are given up, and queued anew.
 MAX_HELD_SECONDS: Final = 600.0
 #: Maximum number of jobs of which tasks are queued in one tick.
 _MAX_JOBS: Final = 64
@@ -99,7 +112,7 @@ def queue_tasks(
     since = {key: history.lacking_since.get(key, now) for key, at in others_at.items() if now - at < WAITED_SECONDS}
     held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued and lacking.has(job)}
     held_since = {key: history.held_since.get(key, now) for key in held}
-    given_up = {key for key, at in held_since.items() if now - at >= MAX_HELD_SECONDS}
+    given_up = _given_up(held_since, snapshot, now)
     room = lacking.limit_room()
     needed, stops = _still_needed(queued, lacking, snapshot, given_up, room)
     withdrawn = {stop.job for stop in stops}
@@ -124,6 +137,21 @@ def queue_tasks(
     have_tasks |= {task.job for task in snapshot.tasks if task.state.wanted}
     ready = {job.key for job in snapshot.jobs if job.state is JobState.READY}
     return plan, QueueHistory(since, others_at, frozenset(known & have_tasks & ready - given_up), held_since)
+
+
+def _given_up(held_since: Mapping[JobKey, float], snapshot: Snapshot, now: float) -> frozenset[JobKey]:
+    """Jobs that have kept a part of their tasks for too long."""
+    late = frozenset(key for key, at in held_since.items() if now - at >= MAX_HELD_SECONDS)
+    if not late:
+        return late
+    # By the store, as a daemon that has started again begins anew with ``held_since``.
+    begun_at: dict[JobKey, float] = defaultdict(lambda: math.inf)
+    for task in snapshot.tasks:
+        if task.state.wanted and task.state is not TaskState.ASKED:
+            begun_at[task.job] = min(task.since, begun_at[task.job])
+    longest = min(held_since, key=lambda key: (held_since[key], begun_at[key], key.submitted, key))
+    waited = begun_at[longest] - longest.submitted
+    return late - {longest} if now - held_since[longest] < waited else late
 
 
 def _still_needed(

@@ -10,7 +10,7 @@ from tick.world import World
 
 from dl2d.core.cluster import Node, TaskState
 from dl2d.core.errors import Unavailable
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobState
+from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, StartAllowance, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing import make_job, make_nodes
@@ -132,6 +132,81 @@ def test_what_starts_first_is_kept_until_the_rest_starts_and_given_up_if_that_ta
     assert start_queued(world)
     assert world.job(key).state is JobState.RUNNING
     assert world.tick().snapshot.silent == ()
+
+
+def wait_for_others(world: World, seconds: float) -> None:
+    """Ticks and heartbeats over so many seconds, in which others take at once what becomes free."""
+    for _ in range(int(seconds / 60)):
+        world.tick(60.0)
+        for node in full_nodes():
+            world.manager.set_node(node)
+        world.beat()
+
+
+def start_alone(world: World, handle: str) -> None:
+    """One of the tasks that wait in the queue starts; others take what else is free."""
+    kept = world.manager.queued
+    world.manager.queued = {handle: kept[handle]}
+    empty(world)
+    assert len(world.manager.start_queued()) == 1
+    world.manager.queued = kept
+    world.manager.set_node(full_nodes()[0])
+
+
+def queued_of(world: World, key: JobKey) -> str:
+    """Handle of the only task of a job that waits in the queue."""
+    (handle,) = [task.handle for task in world.tasks(key) if task.state is TaskState.ASKED]
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("worker_waits", "server_waits"), [(1200.0, 1200.0), (0.0, 1200.0), (1200.0, 0.0), (4 * 3600.0, 5 * 3600.0)]
+)
+def test_a_job_starts_however_long_a_turn_in_the_queue_takes(
+    world: World, worker_waits: float, server_waits: float
+) -> None:
+    key, submitted = world.ready(), world.now
+    longest = max(worker_waits, server_waits)
+    while world.job(key).state is JobState.READY:
+        wait_for_others(world, 60)
+        assert world.now < submitted + 5 * longest
+        for task in world.tasks(key):
+            waits = worker_waits if task.role is Role.WORKER else server_waits
+            if not task.node and world.now - task.asked_at >= waits:
+                start_alone(world, task.handle)
+    assert world.job(key).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_one_job_at_a_time_keeps_its_worker_for_as_long_as_it_had_waited_and_others_for_less(
+    world: World, restarted: bool
+) -> None:
+    keys = [world.ready() for _ in range(3)]
+    wait_for_others(world, 7200)
+
+    def that_have_a_worker() -> list[JobKey]:
+        return [key for key in keys if any(task.node and task.state.wanted for task in world.tasks(key))]
+
+    # Not in the order of submission.
+    for key in (keys[1], keys[0]):
+        start_alone(world, queued_of(world, key))
+        wait_for_others(world, 120)
+    if restarted:
+        world.state = TickState(slot=world.state.slot)
+        wait_for_others(world, 180)
+    wait_for_others(world, MAX_HELD_SECONDS - 180)
+    assert that_have_a_worker() == keys[:2]
+    wait_for_others(world, 120)
+    assert that_have_a_worker() == [keys[1]]
+    # When the server of the first has started, the next one keeps its worker for long.
+    start_alone(world, queued_of(world, keys[2]))
+    wait_for_others(world, 300)
+    start_alone(world, queued_of(world, keys[1]))
+    wait_for_others(world, 6900)
+    assert world.job(keys[1]).state is JobState.RUNNING
+    assert that_have_a_worker() == keys[1:]
+    wait_for_others(world, 1800)
+    assert that_have_a_worker() == [keys[1]]
 
 
 @pytest.mark.parametrize("seconds", [1.0, 20.0])
