@@ -65,7 +65,7 @@ from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.resource_manager_access import ManagerAccess
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryManager, make_job
 from dl2d.tick.task_command_and_environment import TaskSpecs
@@ -103,7 +103,7 @@ def serve(jobs: int, ports: SimpleQueue[int], *, tls: bool) -> None:
             wrapper_class=structlog.make_filtering_bound_logger(20), logger_factory=structlog.PrintLoggerFactory(log)
         )
         url = f"sqlite:///{folder}/store.sqlite"
-        schema.upgrade(url)
+        schema_version.upgrade(url)
         store = SqlStore(url)
         for number, key in enumerate(job_keys(jobs)):
             job = make_job(number + 1, submitted=key.submitted)

@@ -36,7 +36,7 @@ from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Start
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_job
 from dl2d.tick.tick import tick
@@ -140,7 +140,7 @@ def add_job(store: SqlStore, key: JobKey, tasks: int, owner: Owner, launch: Laun
 
 def open_store(folder: Path) -> SqlStore:
     url = f"sqlite:///{folder}/store.sqlite"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     return SqlStore(url)
 
 

@@ -29,7 +29,7 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
 from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_job
 
@@ -148,7 +148,7 @@ def empty_store(database: str, *, fsync: bool = False) -> Iterator[str]:
             stack.callback(server.stop)
             server.start()
             url = stack.enter_context(server.database())
-        schema.upgrade(url)
+        schema_version.upgrade(url)
         yield url
 
 
@@ -172,7 +172,7 @@ def main() -> None:
     """Measure each database that there is."""
     options = options_of(__doc__, jobs=1000, ticks=30, url="")
     if options.url:
-        schema.upgrade(options.url)
+        schema_version.upgrade(options.url)
         measure("given", options.url, options.jobs, options.ticks)
         return
     for database in ("sqlite", "postgresql"):

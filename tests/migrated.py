@@ -6,7 +6,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from dl2d.store import schema
+from dl2d.store import schema_version
 
 
 def sqlite_store(file: Path) -> str:
@@ -20,5 +20,5 @@ def sqlite_store(file: Path) -> str:
 def _migrated() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "x.sqlite")
-        schema.upgrade(f"sqlite:///{file}")
+        schema_version.upgrade(f"sqlite:///{file}")
         return file.read_bytes()

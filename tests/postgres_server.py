@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from dl2d.store import schema
+from dl2d.store import schema_version
 
 _BINARIES = Path("/usr/lib/postgresql")
 _SECONDS = 60
@@ -102,7 +102,7 @@ class PostgresServer:
     @functools.cached_property
     def _kept(self) -> str:
         self._execute(sql.SQL("CREATE DATABASE kept"))
-        schema.upgrade(self.url("kept"))
+        schema_version.upgrade(self.url("kept"))
         return self.url("kept")
 
     def _execute(self, statement: sql.Composable) -> None:

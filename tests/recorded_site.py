@@ -24,7 +24,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 
 #: A Monday, 0:00 UTC, some weeks ago.
@@ -76,7 +76,7 @@ def record(
         return JobKey("site", key.id, int(begin) + key.submitted)
 
     if first_slot == 1:  # a store that is there may be open, and would lose its locks
-        schema.upgrade(url)
+        schema_version.upgrade(url)
     with closing(SqlStore(url, progress_seconds=0)) as store:
         known: dict[JobKey, Job] = {}
         idle = _idle(*listening.heard[-1], until=time.time() - begin)

@@ -19,7 +19,7 @@ from dl2d.cli.job_file import JobFile, read_batch_script
 from dl2d.cli.main import COMMANDS
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.job_request_parser import RequestRules
-from dl2d.store import schema
+from dl2d.store import schema_version
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")])
@@ -160,7 +160,7 @@ def test_python_is_python(page: str, text: str) -> None:
 
 
 def test_queries(tmp_path: Path) -> None:
-    schema.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
+    schema_version.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
     queries = [query for _, text in shown("sql") for query in text.split(";") if query.strip()]
     assert len(queries) >= 5
     with closing(sqlite3.connect(tmp_path / "x.sqlite")) as shell:

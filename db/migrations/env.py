@@ -1,11 +1,11 @@
-"""Alembic's entry: the caller (dl2d.store.schema) hands over a connection inside a transaction."""
+"""Alembic's entry: the caller (dl2d.store.schema_version) hands over a connection inside a transaction."""
 
 from __future__ import annotations
 
 from alembic import context
 
 from dl2d.store.row_mapping import Base
-from dl2d.store.schema import VERSION_TABLE
+from dl2d.store.schema_version import VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 context.configure(

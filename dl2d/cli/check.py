@@ -58,7 +58,7 @@ from dl2d.local.manager import check_private
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_starts_jobs_check import start_check
@@ -318,7 +318,7 @@ def _start_problem(settings: Settings, policy: Policy) -> str:
 
 
 def _has_store(settings: Settings) -> bool:
-    return schema.current(settings.store_url) == schema.head()
+    return schema_version.current(settings.store_url) == schema_version.head()
 
 
 def _from_store(settings: Settings, read: Callable[[SqlStore], T]) -> T | None:
@@ -388,7 +388,7 @@ def _watched(settings: Settings, item: str, rules: Sequence[StaticJobRule]) -> I
 
 def _store(settings: Settings) -> Finding:
     try:
-        now, head = schema.current(settings.store_url), schema.head()
+        now, head = schema_version.current(settings.store_url), schema_version.head()
     except Dl2dError as error:
         return Finding("store", False, str(error))
     if now == head:

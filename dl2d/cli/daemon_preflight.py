@@ -13,7 +13,7 @@ from pathlib import Path
 from dl2d.config.settings import Settings
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
-from dl2d.daemon.api.server import certificate_problem, read_certificate
+from dl2d.daemon.api.tls_certificate import certificate_problem, read_certificate
 from dl2d.daemon.key_and_address_files import exposed_folder
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager

@@ -13,7 +13,7 @@ from dl2d.cli.output import console
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import SchemaOutdated
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.export import export as write_files
 
@@ -24,9 +24,9 @@ app = typer.Typer(no_args_is_help=True, help="Schema, readers and export of the 
 def upgrade(config: ConfigOption = DEFAULT_PATH) -> None:
     """Bring the schema up to date."""
     url = load_settings(config).store_url
-    before = schema.current(url)
-    schema.upgrade(url)
-    after = schema.current(url)
+    before = schema_version.current(url)
+    schema_version.upgrade(url)
+    after = schema_version.current(url)
     was = f"upgraded from revision {before}" if before else "created"
     typer.echo(f"schema is up to date: revision {after}" if before == after else f"schema {was}: revision {after}")
 
@@ -34,7 +34,7 @@ def upgrade(config: ConfigOption = DEFAULT_PATH) -> None:
 @app.command()
 def current(config: ConfigOption = DEFAULT_PATH, as_json: JsonOption = False) -> None:
     """Print the schema's revision and the one that this version needs."""
-    now, head = schema.current(load_settings(config).store_url), schema.head()
+    now, head = schema_version.current(load_settings(config).store_url), schema_version.head()
     if as_json:
         typer.echo(json.dumps({"current": now, "head": head}))
     else:
@@ -47,7 +47,7 @@ def grant(
     role: Annotated[str, typer.Argument(help="Role of PostgreSQL.")], config: ConfigOption = DEFAULT_PATH
 ) -> None:
     """Let a role of PostgreSQL read all views and tables, except the commands and environments of jobs."""
-    schema.grant_reading(load_settings(config).store_url, role)
+    schema_version.grant_reading(load_settings(config).store_url, role)
     typer.echo(f"{role} may read the views and tables; jobs.launch (commands and environments) is left out")
 
 

@@ -24,7 +24,7 @@ from dl2d.cli.promotion_trial import (
     recorded_days,
     too_little_to_judge,
 )
-from dl2d.cli.trained_policy_replay import check_on_site
+from dl2d.cli.trained_policy_check import check_on_site
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError, GateRefused
 from dl2d.core.measured_speeds import MeasuredSpeeds
@@ -41,8 +41,8 @@ from dl2d.learning.dl2_training import State, Trainer, TrainingSettings
 from dl2d.learning.evolution_strategy import Step
 from dl2d.learning.recorded_days import DAY_SECONDS, day_name
 from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.replay_check import ReplayCheck
 from dl2d.learning.split_of_recorded_days import Split
-from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in
 from dl2d.policies.common.training_input_ranges import widened

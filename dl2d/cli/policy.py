@@ -45,7 +45,7 @@ from dl2d.plugins import (
     takes_checkpoint,
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.tick.policy_starts_jobs_check import start_check
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
     """
     # The simulator, which no other command here waits for.
     from dl2d.cli import promotion_trial as trials  # noqa: PLC0415
-    from dl2d.cli.trained_policy_replay import replay_line, replayed  # noqa: PLC0415
+    from dl2d.cli.trained_policy_check import replay_line, replayed  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     if version.state is VersionState.LIVE:
@@ -276,7 +276,7 @@ def _tell(version: Version, mode: Mode, *, as_json: bool) -> None:
 
 def _has_registry(settings: Settings) -> bool:
     try:
-        return schema.current(settings.store_url) == schema.head()
+        return schema_version.current(settings.store_url) == schema_version.head()
     except Dl2dError:
         return False
 

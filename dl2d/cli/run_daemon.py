@@ -20,7 +20,7 @@ from dl2d.daemon.loop import Daemon, check_restart_only, process_name
 from dl2d.daemon.policy_versions.learner_supervisor import learner_command
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import freeze_startup_objects
 
@@ -39,8 +39,8 @@ def run(
     configure_logging(settings.log)
     _make_folder(settings.state_dir)
     # An empty database is set up; one with an older schema is an admin's to upgrade, when no other daemon uses it.
-    if schema.current(settings.store_url) is None:
-        schema.upgrade(settings.store_url)
+    if schema_version.current(settings.store_url) is None:
+        schema_version.upgrade(settings.store_url)
     store = SqlStore(settings.store_url, progress_seconds=settings.store.progress_seconds)
     if standby:
         if not _waited(settings, store):

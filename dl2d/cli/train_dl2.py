@@ -15,7 +15,7 @@ from dl2d import __version__
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import TrainOptions, training_workloads
-from dl2d.cli.trained_policy_replay import check_on_workloads, replay_line
+from dl2d.cli.trained_policy_check import check_on_workloads, replay_line
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings, load_state, save_state
 from dl2d.learning.training_report import baselines, write_report
 from dl2d.policies.common.checkpoint import write_checkpoint

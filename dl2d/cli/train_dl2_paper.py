@@ -13,7 +13,7 @@ import typer
 from dl2d.cli.output import print_json
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.train_options import TrainOptions, training_workloads
-from dl2d.cli.trained_policy_replay import check_on_workloads, replay_line
+from dl2d.cli.trained_policy_check import check_on_workloads, replay_line
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings

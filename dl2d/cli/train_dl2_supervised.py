@@ -12,14 +12,14 @@ from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
-from dl2d.cli.trained_policy_replay import check_on_site, replay_line
+from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.learning.dl2_supervised import imitate_with_scorer
-from dl2d.learning.trained_policy_check import ReplayCheck
+from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 

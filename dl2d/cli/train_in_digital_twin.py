@@ -14,7 +14,7 @@ from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.policy import what_live_means
 from dl2d.cli.progress_display import interruptible, progress_bars
 from dl2d.cli.train_options import TrainOptions
-from dl2d.cli.trained_policy_replay import replay_line
+from dl2d.cli.trained_policy_check import replay_line
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, GateRefused
 from dl2d.core.json_codec import as_plain

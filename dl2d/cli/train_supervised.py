@@ -20,7 +20,7 @@ from dl2d.cli.train_supervised_report import (
     imitation_problem,
     not_better_than,
 )
-from dl2d.cli.trained_policy_replay import check_on_site, replay_line
+from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain

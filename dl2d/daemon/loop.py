@@ -37,7 +37,8 @@ from dl2d.daemon.api.request_limits import (
     heartbeat_interval,
 )
 from dl2d.daemon.api.route_dependencies import Services
-from dl2d.daemon.api.server import ApiServer, certificate_problem
+from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.tls_certificate import certificate_problem
 from dl2d.daemon.health_and_metrics import Health, stuck_seconds
 from dl2d.daemon.key_and_address_files import load_credentials, write_address
 from dl2d.daemon.log_messages import TickLog

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from dl2d.core.errors import RequestError, SchemaOutdated
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 
 Rows = list[tuple[Any, ...]]
@@ -40,7 +40,7 @@ def _read_only(place: StoreLocation) -> Iterator[Connection]:
         )
     with contextlib.closing(Database(place)) as database:
         with database.reading("opening the database") as connection:
-            schema.check(connection, place)
+            schema_version.check(connection, place)
         with database.engine.connect() as connection:
             read_only = "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
             connection.exec_driver_sql(read_only if place.is_postgresql else "PRAGMA query_only = ON")

@@ -19,7 +19,7 @@ from dl2d.core.jobs import JobKey, Progress
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.core.store import LeaseSign, RetentionTimes, TaskReport
-from dl2d.store import retention, schema
+from dl2d.store import retention, schema_version
 from dl2d.store.canaries import SqlCanaries
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.jobs import SqlJobs, report_progress
@@ -74,10 +74,10 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         self._locked = False
         try:
             if self._place.in_memory:
-                schema.make_in_memory(self._database)
+                schema_version.make_in_memory(self._database)
             else:
                 with self._database.reading("opening the store") as connection:
-                    schema.check(connection, self._place)
+                    schema_version.check(connection, self._place)
         except BaseException:
             self._database.close()
             raise
@@ -103,7 +103,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
                 raise
         try:
             with self._database.writing("taking the lease") as connection:
-                schema.check(connection, self._place)  # it may have been upgraded since it was opened
+                schema_version.check(connection, self._place)  # it may have been upgraded since it was opened
                 now = self._sign_in(connection, "update")
                 if silent is not None and now != silent:
                     raise AlreadyRunning(f"the store {self._place} is held by another daemon, which is alive")
@@ -133,7 +133,7 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
     def lease_sign(self) -> LeaseSign | None:
         """Last sign of life of the holder; None if nobody ever held the lease. May raise ``SchemaOutdated``."""
         with self._database.reading("reading the lease") as connection:
-            schema.check(connection, self._place)
+            schema_version.check(connection, self._place)
             return self._sign_in(connection)
 
     def _sign_in(self, connection: Connection, lock: Literal["share", "update"] | None = None) -> LeaseSign | None:

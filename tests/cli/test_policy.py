@@ -17,7 +17,7 @@ from learning.test_recorded_days import a_history, a_job
 from recorded_site import MONDAY
 
 from dl2d.cli import policy as policy_commands
-from dl2d.cli import promotion_trial, trained_policy_replay
+from dl2d.cli import promotion_trial, trained_policy_check
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import Allocation
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
@@ -203,7 +203,7 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
 def test_promote_replays_what_does_not_decide_already_and_says_if_that_was_cut_short(
     dl2d: Dl2d, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained_policy_replay, "MAX_REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(trained_policy_check, "MAX_REPLAY_SECONDS", 0.0)
     ran = dl2d("policy", "promote", checkpoint(tmp_path, 0), "-c", recorded.config)
     assert "decides already, so there is nothing to compare it with" in ran.err
     assert "replays" not in ran.err

@@ -19,7 +19,7 @@ from recorded_site import BUSY_DAYS, record
 from dl2d.cli import promotion_trial, train_dl2_supervised, train_supervised, training_decisions
 from dl2d.cli.train_options import site_settings
 from dl2d.cli.train_supervised_report import comparison_lines, imitation_problem, not_better_than
-from dl2d.cli.trained_policy_replay import replay_line
+from dl2d.cli.trained_policy_check import replay_line
 from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
@@ -33,8 +33,8 @@ from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.recorded_days import day_name
 from dl2d.learning.recorded_decisions import SizeComparison, Yardstick
+from dl2d.learning.replay_check import ReplayCheck
 from dl2d.learning.split_of_recorded_days import Case
-from dl2d.learning.trained_policy_check import ReplayCheck
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, range_in_words

@@ -38,7 +38,7 @@ from variants import first, nightly
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
 from pslite.fault_points import FaultPoint
-from pslite.job_failure_rate_limit import RateLimit
+from pslite.incident_limits import RateLimit
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
 from pslite.net.tcp_sockets import cut_off

@@ -24,7 +24,7 @@ from dl2d.core.cluster import NodeState
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import NOTHING
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.read_only_query import ask
 from dl2d.store.row_mapping import Base
@@ -106,7 +106,7 @@ def test_jobs_that_were_submitted_long_ago_are_chosen_by_what_happened_lately(
     url = sqlite_store(tmp_path / "dl2d.sqlite")
     if kind == "postgresql":
         url = request.getfixturevalue("postgres_url")
-        schema.upgrade(url)
+        schema_version.upgrade(url)
     world, now = World(make_nodes(1), url=url, idle_seconds=math.inf), time.time()
     with closing(world):
         world.now = now - 12 * 86_400
@@ -315,7 +315,7 @@ def test_each_comment_of_a_number_names_its_unit_or_says_what_is_counted(filled:
 
 @pytest.mark.postgres
 def test_a_query_changes_nothing_on_postgresql(postgres_url: str) -> None:
-    schema.upgrade(postgres_url)
+    schema_version.upgrade(postgres_url)
     place = StoreLocation.parse(postgres_url)
     with pytest.raises(RequestError, match="read-only transaction"):
         ask(place, "DELETE FROM jobs")

@@ -17,7 +17,7 @@ from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreUnavailable
 from dl2d.core.store import LeaseSign
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
@@ -123,7 +123,7 @@ def test_a_silent_holder_loses_the_lease_and_can_write_no_more(kept_url):
 
 
 def test_a_store_has_one_lease_by_whatever_link_it_is_reached(tmp_path):
-    schema.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
+    schema_version.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
     (tmp_path / "link.sqlite").symlink_to(tmp_path / "dl2d.sqlite")
     with (
         closing(SqlStore(f"sqlite:///{tmp_path}/dl2d.sqlite")) as first,
@@ -139,12 +139,12 @@ def test_a_store_has_one_lease_by_whatever_link_it_is_reached(tmp_path):
 def _at_revision(url: str, revision: str) -> Iterator[None]:
     """The store, with a schema of which its table says that it is another one."""
     with closing(Database(StoreLocation.parse(url))) as database:
-        said = text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision")
+        said = text(f"UPDATE {schema_version.VERSION_TABLE} SET version_num = :revision")
         with database.writing("travelling") as connection:
             connection.execute(said, {"revision": revision})
         yield
         with database.writing("travelling back") as connection:
-            connection.execute(said, {"revision": schema.head()})
+            connection.execute(said, {"revision": schema_version.head()})
 
 
 def test_the_schema_is_not_upgraded_under_a_daemon(kept_url):
@@ -152,8 +152,8 @@ def test_the_schema_is_not_upgraded_under_a_daemon(kept_url):
         store.acquire("head1, pid 41")
         with _at_revision(kept_url, "0018"):
             with pytest.raises(AlreadyRunning, match="stop it before the schema is upgraded"):
-                schema.upgrade(kept_url)
-            assert schema.current(kept_url) == "0018"
+                schema_version.upgrade(kept_url)
+            assert schema_version.current(kept_url) == "0018"
             store.add_job(a_job())
 
 
@@ -172,7 +172,7 @@ def test_a_store_of_another_version_is_not_taken_over(kept_url, revision):
 
 def test_the_lock_file_cannot_be_made(tmp_path):
     url = f"sqlite:///{tmp_path}/dl2d.sqlite"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     (tmp_path / "elsewhere").touch()
     (tmp_path / "dl2d.sqlite.lock").symlink_to(tmp_path / "elsewhere")
     with closing(SqlStore(url)) as store, pytest.raises(StoreUnavailable, match=r"dl2d\.sqlite\.lock"):
@@ -182,7 +182,7 @@ def test_the_lock_file_cannot_be_made(tmp_path):
 @pytest.mark.postgres
 def test_a_daemon_that_lost_its_lease_can_write_no_more(postgres_url):
     """The server ends the holder's lock connection (a failover, a firewall): the next daemon fences the first out."""
-    schema.upgrade(postgres_url)
+    schema_version.upgrade(postgres_url)
     with closing(SqlStore(postgres_url)) as first, closing(SqlStore(postgres_url)) as second:
         first.acquire("first")
         first.add_job(a_job())

@@ -24,7 +24,7 @@ from dl2d.core.measured_losses import LossPoint
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
@@ -45,14 +45,14 @@ def old_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def _in_postgresql(source: str, target: str) -> str:
     database = Database(StoreLocation.parse(target))
     with create_engine(source).connect() as old, database.writing("making an old database") as connection:
-        config = schema._config()
+        config = schema_version._config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0006")
         tables = MetaData()
         tables.reflect(connection)
         for table in tables.sorted_tables:
             rows = [dict(row._mapping) for row in old.execute(table.select())]
-            if rows and table.name != schema.VERSION_TABLE:
+            if rows and table.name != schema_version.VERSION_TABLE:
                 connection.execute(insert(table), rows)
         for view in old.execute(text("SELECT sql FROM sqlite_master WHERE type = 'view'")).scalars():
             connection.execute(text(view))
@@ -63,8 +63,8 @@ def _in_postgresql(source: str, target: str) -> str:
 
 @pytest.fixture
 def store(old_url: str) -> Iterator[SqlStore]:
-    assert schema.current(old_url) == "0006"
-    schema.upgrade(old_url)
+    assert schema_version.current(old_url) == "0006"
+    schema_version.upgrade(old_url)
     with closing(SqlStore(old_url)) as store:
         yield store
 
@@ -165,7 +165,7 @@ def test_who_decided(old_url: str) -> None:
         ):
             connection.execute(insert(slots), like | {"number": number} | changes)
     database.close()
-    schema.upgrade(old_url)
+    schema_version.upgrade(old_url)
     with closing(SqlStore(old_url)) as store, store._database.reading("test") as connection:
         found = connection.execute(text("SELECT version_number, fallback FROM slots ORDER BY number")).all()
     assert found == [(None, "")] * 3 + [(1, ""), (None, ""), (None, "policy dl2 failed: no answer")]

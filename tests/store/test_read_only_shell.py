@@ -16,7 +16,7 @@ import pytest
 from cli.conftest import write_config
 from store.samples import a_job
 
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 
 
@@ -47,7 +47,7 @@ def test_it_reads_and_cannot_write(empty_url: str, tmp_path: Path) -> None:
     )
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     with closing(SqlStore(empty_url)) as store:
         store.add_job(job := a_job())
     config = write_config(tmp_path, store={"url": empty_url})

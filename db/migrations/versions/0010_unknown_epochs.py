@@ -18,7 +18,7 @@ def upgrade() -> None:
         op.execute(f"UPDATE jobs SET epoch = NULL WHERE {_UNREPORTED}")  # noqa: S608 - constants of this file
         return
     # A copy of the table, as alembic makes it, cannot be renamed while others refer to it. SQLite drops no column that
-    # a view uses; dl2d.store.schema creates the views anew.
+    # a view uses; dl2d.store.schema_version creates the views anew.
     for view in _VIEWS:
         op.execute(f"DROP VIEW IF EXISTS {view}")
     op.execute("ALTER TABLE jobs ADD COLUMN epoch_new DOUBLE")

@@ -32,7 +32,7 @@ from dl2d.daemon.policy_versions.candidates import Candidate, read_candidate, wr
 from dl2d.daemon.policy_versions.learner_supervisor import Learner, schedule_learning
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 
 
@@ -286,7 +286,7 @@ def test_it_ends_with_the_daemon_however_that_ends(tmp_path: Path) -> None:
 def test_without_history_it_says_so(tmp_path: Path) -> None:
     config = tmp_path / "dl2d.yaml"
     config.write_text(f"state_dir: {tmp_path}\npolicy: {{name: dl2}}\n")
-    schema.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
+    schema_version.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
     with subprocess.Popen(
         [sys.executable, "-m", "dl2d.cli.learner_process", str(config)], stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

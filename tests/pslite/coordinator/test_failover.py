@@ -12,8 +12,8 @@ from pslite.coordinator.checkpoints_and_rollback import check_return
 from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.status_report import report
+from pslite.incident_limits import Incident
 from pslite.job.job_status import Cause
-from pslite.job_failure_rate_limit import Incident
 from pslite.net.messages import AgentExit, Failed
 
 KILLED = AgentExit(pid=7, status=0, signal=9, cause=Cause.KILLED, text="")

@@ -14,8 +14,8 @@ from jobs import JOINED, job
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
 from pslite.coordinator.stall_handling import check, stuck_members, take_stacks
 from pslite.coordinator.status_report import report
+from pslite.incident_limits import Incident
 from pslite.job.job_status import Cause
-from pslite.job_failure_rate_limit import Incident
 from pslite.net.messages import Stacks
 
 RULE = ProgressRule(60.0, 10.0)

@@ -29,7 +29,7 @@ from dl2d_slurm.commands.command_output_values import (
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
 from dl2d_slurm.jobs.cpus_of_waiting_jobs import minimum_nodes
-from dl2d_slurm.jobs.gpu_shares import with_shares
+from dl2d_slurm.jobs.gres_shard_and_mps import with_shares
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
 from dl2d_slurm.jobs.static_jobs import WATCH_FIELDS, static_job

@@ -26,7 +26,7 @@ from dl2d_slurm.commands.command_output_values import (
 )
 from dl2d_slurm.jobs.allocation_rules import AllocationRules, CpuUnit
 from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus, minimum_nodes
-from dl2d_slurm.jobs.gpu_shares import has_shares, with_gpus_of_shares
+from dl2d_slurm.jobs.gres_shard_and_mps import has_shares, with_gpus_of_shares
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule
 from dl2d_slurm.submission.partitions import Partition

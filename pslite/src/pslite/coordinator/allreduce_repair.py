@@ -7,8 +7,8 @@ import time
 from pslite.coordinator import finished_workers, membership_plans
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState, PendingPlan
+from pslite.incident_limits import MAX_BREAKS, Incident
 from pslite.job.membership_plan import Plan
-from pslite.job_failure_rate_limit import MAX_BREAKS, Incident
 from pslite.net.messages import Broken
 
 

@@ -9,8 +9,8 @@ from pslite.coordinator.coordinator_context import Job, StepRecord
 from pslite.coordinator.job_state import ROLES, MemberState
 from pslite.coordinator.status_report import current_epoch
 from pslite.errors import CheckpointError
+from pslite.incident_limits import MAX_ROLLBACKS, Incident
 from pslite.job.job_status import Result
-from pslite.job_failure_rate_limit import MAX_ROLLBACKS, Incident
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
 from pslite.storage.checkpoint_files import SavedFile, complete, drop_part, drop_unfinished
 

@@ -23,8 +23,8 @@ from pslite.coordinator.failure_detector import examine
 from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
+from pslite.incident_limits import MAX_LOSSES, Incident
 from pslite.job.membership_plan import Plan, holders_of
-from pslite.job_failure_rate_limit import MAX_LOSSES, Incident
 from pslite.net.messages import (
     AgentExit,
     Census,

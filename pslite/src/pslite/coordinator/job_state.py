@@ -8,13 +8,13 @@ from typing import Literal
 
 import msgspec
 
+from pslite.incident_limits import Incident
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Result, Role
 from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
 from pslite.job.membership_source import Reply
 from pslite.job.weight_blocks import Block, cut
-from pslite.job_failure_rate_limit import Incident
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.checkpoint_files import SavedFile

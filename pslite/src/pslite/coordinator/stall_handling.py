@@ -15,7 +15,7 @@ from pslite.coordinator import checkpoints_and_rollback
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.failover import lose
 from pslite.coordinator.job_state import JobState, MemberState
-from pslite.job_failure_rate_limit import MAX_STALLS, Incident
+from pslite.incident_limits import MAX_STALLS, Incident
 from pslite.net.messages import DumpStacks, Stacks
 
 #: how long members may take to answer what they do, in seconds

@@ -26,9 +26,9 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
+from pslite.incident_limits import MAX_DEATHS, Incident
 from pslite.job.membership_source import MembershipSource
 from pslite.job.printable_text import tell
-from pslite.job_failure_rate_limit import MAX_DEATHS, Incident
 from pslite.launch.coordinator_supervisor_channel import (
     MAX_BYTES,
     FromCoordinator,

@@ -24,7 +24,7 @@ from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import FailureCause, JobState
 from dl2d.core.policy_registry import Trial, Version
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.store import schema
+from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
@@ -38,22 +38,22 @@ def opened(empty_url: str):
 
 
 def test_from_empty_to_head_and_again(empty_url):
-    assert schema.current(empty_url) is None
-    schema.upgrade(empty_url)
-    assert schema.current(empty_url) == schema.head()
+    assert schema_version.current(empty_url) is None
+    schema_version.upgrade(empty_url)
+    assert schema_version.current(empty_url) == schema_version.head()
     with closing(SqlStore(empty_url)) as store:
         store.add_job(job := a_job())
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     with closing(SqlStore(empty_url)) as store:
         assert store.jobs(live=True) == (job,)
 
 
 def test_migrations_and_models_agree(empty_url, opened):
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     with opened.engine.connect() as connection:
         context = MigrationContext.configure(
             connection,
-            opts={"compare_type": True, "compare_server_default": True, "version_table": schema.VERSION_TABLE},
+            opts={"compare_type": True, "compare_server_default": True, "version_table": schema_version.VERSION_TABLE},
         )
         assert compare_metadata(context, Base.metadata) == []
 
@@ -61,7 +61,7 @@ def test_migrations_and_models_agree(empty_url, opened):
 def test_a_store_that_was_never_set_up(empty_url):
     with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
         SqlStore(empty_url)
-    assert schema.current(empty_url) is None
+    assert schema_version.current(empty_url) is None
 
 
 def test_an_empty_file(tmp_path):
@@ -80,25 +80,25 @@ def test_opening_makes_no_file(tmp_path):
     ("revision", "problem"), [("9999", "a newer dl2d wrote it"), ("0005", "it is from before the first release")]
 )
 def test_an_unknown_schema_is_refused(empty_url, opened, revision, problem):
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     with opened.writing("travelling") as connection:
-        connection.execute(text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '{revision}'"))
-    for work in (SqlStore, schema.upgrade):
+        connection.execute(text(f"UPDATE {schema_version.VERSION_TABLE} SET version_num = '{revision}'"))
+    for work in (SqlStore, schema_version.upgrade):
         with pytest.raises(SchemaOutdated, match=rf"{revision}, which this dl2d .* {problem}"):
             work(empty_url)
-    assert schema.current(empty_url) == revision
+    assert schema_version.current(empty_url) == revision
 
 
 def test_upgrades_at_once(empty_url):
-    script = "import sys; from dl2d.store import schema; print(schema.head(), flush=True); sys.stdin.read(); "
-    script += "schema.upgrade(sys.argv[1])"
+    script = "import sys; from dl2d.store import schema_version; print(schema_version.head(), flush=True); "
+    script += "sys.stdin.read(); schema_version.upgrade(sys.argv[1])"
     pipe = subprocess.PIPE
     processes = [
         subprocess.Popen([sys.executable, "-c", script, empty_url], stdin=pipe, stdout=pipe, stderr=pipe)
         for _ in range(2)
     ]
     try:
-        assert [process.stdout.readline() for process in processes] == [f"{schema.head()}\n".encode()] * 2
+        assert [process.stdout.readline() for process in processes] == [f"{schema_version.head()}\n".encode()] * 2
         for process in processes:
             process.stdin.close()
         said = [process.stderr.read().decode() for process in processes]
@@ -116,12 +116,12 @@ def test_logging_is_left_alone(empty_url):
     ours = logging.getLogger("dl2d.test_schema")
     root = logging.getLogger()
     before = (list(root.handlers), root.level, ours.disabled)
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     assert (list(root.handlers), root.level, ours.disabled) == before
 
 
 def test_the_file_is_for_its_owner_alone(tmp_path):
-    schema.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
+    schema_version.upgrade(f"sqlite:///{tmp_path}/x.sqlite")
     with closing(SqlStore(f"sqlite:///{tmp_path}/x.sqlite")) as store:
         store.add_job(a_job())
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
@@ -134,7 +134,8 @@ def test_an_installation_brings_its_migrations(tmp_path):
     source = Path(dl2d.__file__).parent
     shutil.copytree(source, tmp_path / "dl2d", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(source.parent / "db" / "migrations", tmp_path / "dl2d" / "store" / "migrations", dirs_exist_ok=True)
-    script = "import dl2d, sys; from dl2d.store import schema; schema.upgrade(sys.argv[1]); print(dl2d.__file__)"
+    script = "import dl2d, sys; from dl2d.store import schema_version; schema_version.upgrade(sys.argv[1]); "
+    script += "print(dl2d.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", script, f"sqlite:///{tmp_path}/x.sqlite"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -145,13 +146,13 @@ def test_an_installation_brings_its_migrations(tmp_path):
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/dl2d/__init__.py\n"), done.stderr
-    assert schema.current(f"sqlite:///{tmp_path}/x.sqlite") == schema.head()
+    assert schema_version.current(f"sqlite:///{tmp_path}/x.sqlite") == schema_version.head()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look into any folder")
 def test_a_folder_that_may_not_be_looked_into(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
-    for work in (SqlStore, schema.current, schema.upgrade):
+    for work in (SqlStore, schema_version.current, schema_version.upgrade):
         with pytest.raises(StoreUnavailable, match="folder"):
             work(f"sqlite:///{tmp_path}/closed/x.sqlite")
 
@@ -159,7 +160,7 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path):
 def test_odd_folder_names(tmp_path):
     folder = tmp_path / "100% odd ü"
     folder.mkdir()
-    schema.upgrade(f"sqlite:///{folder}/x.sqlite")
+    schema_version.upgrade(f"sqlite:///{folder}/x.sqlite")
     SqlStore(f"sqlite:///{folder}/x.sqlite").close()
 
 
@@ -259,13 +260,13 @@ def test_versions_are_referred_to_wherever_they_are_named(kept_url):
 
 
 def test_readers_may_read_all_but_secrets(postgres_url):
-    schema.upgrade(postgres_url)
+    schema_version.upgrade(postgres_url)
     SqlStore(postgres_url).close()
     with closing(Database(StoreLocation.parse(postgres_url))) as database:
         with database.writing("making a role") as connection:
             connection.execute(text('CREATE ROLE "an analyst"'))
         try:
-            schema.grant_reading(postgres_url, "an analyst")
+            schema_version.grant_reading(postgres_url, "an analyst")
 
             def read(query: str) -> None:
                 with database.writing("reading as another role") as connection:
@@ -284,4 +285,4 @@ def test_readers_may_read_all_but_secrets(postgres_url):
 
 def test_an_sqlite_file_has_no_roles(tmp_path):
     with pytest.raises(StoreError, match="has no roles: give the file to a group that may read it"):
-        schema.grant_reading(f"sqlite:///{tmp_path}/x.sqlite", "analyst")
+        schema_version.grant_reading(f"sqlite:///{tmp_path}/x.sqlite", "analyst")

@@ -11,7 +11,7 @@ from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
 from dl2d.core.packing import Packing
 from dl2d.core.policy import Policy
-from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
+from dl2d.learning.replay_check import ReplayCheck, generated_load, replay_check
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.drf import Drf

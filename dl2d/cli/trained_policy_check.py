@@ -17,8 +17,8 @@ from dl2d.core.measured_speeds import MeasuredSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell
 from dl2d.daemon.tick_settings import guard_rules
+from dl2d.learning.replay_check import ReplayCheck, generated_load, replay_check
 from dl2d.learning.split_of_recorded_days import Split
-from dl2d.learning.trained_policy_check import ReplayCheck, generated_load, replay_check
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -56,7 +56,7 @@ def replayed(
     speeds: Sequence[MeasuredSpeeds] = (), workloads: Mapping[str, Workload] = MappingProxyType({}),
 ) -> ReplayCheck:  # fmt: skip
     """Replay a policy on a small load, generated from requests of the site's jobs, and on workloads; see
-    ``dl2d.learning.trained_policy_check``.
+    ``dl2d.learning.replay_check``.
     """
     placement = load_placement(settings.placement)
     load = generated_load(requests_to_try(placement, nodes, requests), nodes, speeds, slot_seconds(settings))
