@@ -19,14 +19,14 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import Job, JobState, Launch, Progress
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.store import database, schema
+from dl2d.store import database, schema_version
 from dl2d.store.sql_store import SqlStore
 
 
 @pytest.fixture(params=["memory", "file"])
 def sqlite_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
     url = "sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path}/dl2d.sqlite"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     with closing(SqlStore(url)) as store:
         yield store
 
@@ -87,7 +87,7 @@ class TestFullDisk:
             ballast = disk / "ballast"
             ballast.write_bytes(b"x" * 700_000)
             url = f"sqlite:///{disk}/dl2d.sqlite"
-            schema.upgrade(url)
+            schema_version.upgrade(url)
             with closing(SqlStore(url)) as store:
                 store.acquire("test")
                 store.add_job(job := a_job())
@@ -103,7 +103,7 @@ class TestFullDisk:
 
     @pytest.mark.postgres
     def test_postgresql_says_that_its_disk_is_full(self, postgres_url):
-        schema.upgrade(postgres_url)
+        schema_version.upgrade(postgres_url)
         with closing(SqlStore(postgres_url)) as store:
             store.add_job(job := a_job())
             # The server's own error, raised where the server would: while a decision is inserted.
@@ -131,7 +131,7 @@ def _execute(store: SqlStore, *statements: str) -> None:
 def test_a_lock_held_by_another_program(tmp_path, monkeypatch):
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
     path = tmp_path / "dl2d.sqlite"
-    schema.upgrade(f"sqlite:///{path}")
+    schema_version.upgrade(f"sqlite:///{path}")
     with closing(SqlStore(f"sqlite:///{path}")) as store, closing(sqlite3.connect(path, isolation_level=None)) as shell:
         shell.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="another program holds the database's lock"):
@@ -144,7 +144,7 @@ def test_a_lock_held_by_another_program(tmp_path, monkeypatch):
 @pytest.mark.postgres
 def test_a_lock_held_in_postgresql(postgres_url, monkeypatch):
     monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
-    schema.upgrade(postgres_url)
+    schema_version.upgrade(postgres_url)
     with closing(SqlStore(postgres_url)) as store, closing(SqlStore(postgres_url)) as shell:
         store.add_job(job := a_job())
         with shell._database.engine.begin() as connection:
@@ -157,7 +157,7 @@ def test_a_lock_held_in_postgresql(postgres_url, monkeypatch):
 @pytest.mark.postgres
 def test_an_outage_of_postgresql(postgres):
     with postgres.database() as url:
-        schema.upgrade(url)
+        schema_version.upgrade(url)
         with closing(SqlStore(url)) as store:
             store.acquire("the first")
             store.add_job(job := a_job())
@@ -179,7 +179,7 @@ def test_an_outage_of_postgresql(postgres):
 def test_a_server_that_has_lost_its_power_is_noticed_within_half_a_minute(postgres):
     """Nobody resets its connections, and the kernel would send again for a quarter of an hour."""
     with postgres.database() as url:
-        schema.upgrade(url)
+        schema_version.upgrade(url)
         with closing(SqlStore(url)) as store, store._database.reading("test") as connection:
             options = connection.connection.driver_connection.info.get_parameters()
     idle, interval, count = (int(options[f"keepalives_{name}"]) for name in ("idle", "interval", "count"))
@@ -190,7 +190,7 @@ def test_a_server_that_has_lost_its_power_is_noticed_within_half_a_minute(postgr
 @pytest.mark.postgres
 def test_closing_while_postgresql_is_away(postgres):
     with postgres.database() as url:
-        schema.upgrade(url)
+        schema_version.upgrade(url)
         store = SqlStore(url)
         store.acquire("me")
         postgres.pause()
@@ -203,7 +203,7 @@ def test_closing_while_postgresql_is_away(postgres):
 def test_a_file_that_is_no_database(tmp_path):
     path = tmp_path / "dl2d.sqlite"
     path.write_text("this is a letter to my aunt" * 100)
-    for work in (schema.upgrade, schema.current, SqlStore):
+    for work in (schema_version.upgrade, schema_version.current, SqlStore):
         with pytest.raises(StoreError, match="not an SQLite database"):
             work(f"sqlite:///{path}")
 
@@ -227,7 +227,7 @@ def test_a_damaged_slot(store, damage, said):
 
 
 def test_a_table_that_is_gone(empty_url):
-    schema.upgrade(empty_url)
+    schema_version.upgrade(empty_url)
     with closing(SqlStore(empty_url)) as store:
         _execute(store, "DROP VIEW resize_log", "DROP TABLE resize_events")
         with pytest.raises(SchemaOutdated, match="dl2d db upgrade"):
@@ -237,7 +237,7 @@ def test_a_table_that_is_gone(empty_url):
 def test_a_file_that_is_removed_or_replaced_while_it_is_open(tmp_path):
     """What is written to a file without a name is lost with the process: a job that was accepted, too."""
     file, away = tmp_path / "dl2d.sqlite", tmp_path / "away.sqlite"
-    schema.upgrade(f"sqlite:///{file}")
+    schema_version.upgrade(f"sqlite:///{file}")
     with closing(SqlStore(f"sqlite:///{file}")) as store:
         store.add_job(a_job())
         file.rename(away)
@@ -261,7 +261,7 @@ def test_a_write_ahead_log_or_its_index_that_is_removed_while_it_is_open(tmp_pat
     Without the index it would overwrite what others write, also when it ends.
     """
     url = f"sqlite:///{tmp_path}/dl2d.sqlite"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     with closing(SqlStore(url)) as store:
         store.add_job(a_job())
         store.add_job(a_job(2))
@@ -275,7 +275,7 @@ def test_a_write_ahead_log_or_its_index_that_is_removed_while_it_is_open(tmp_pat
 
 def test_a_write_ahead_log_that_sqlite_itself_removes_between_two_connections(tmp_path):
     url = f"sqlite:///{tmp_path}/dl2d.sqlite"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     with closing(SqlStore(url)) as store:
         for number in range(1, 4):
             store.add_job(a_job(number))
@@ -286,7 +286,7 @@ def test_a_write_ahead_log_that_sqlite_itself_removes_between_two_connections(tm
 
 def test_a_folder_that_is_missing(tmp_path):
     with pytest.raises(StoreUnavailable, match="check that its folder exists"):
-        schema.upgrade(f"sqlite:///{tmp_path}/no/dl2d.sqlite")
+        schema_version.upgrade(f"sqlite:///{tmp_path}/no/dl2d.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_folder_that_is_missing(tmp_path):
     ],
 )
 def test_urls_that_are_refused(url):
-    for work in (SqlStore, schema.upgrade, schema.current):
+    for work in (SqlStore, schema_version.upgrade, schema_version.current):
         with pytest.raises(StoreError, match="write sqlite:////") as refused:
             work(url)
         assert "hunter2" not in "".join(traceback.format_exception(refused.value))
@@ -312,7 +312,7 @@ def test_urls_that_are_refused(url):
     "url", ["postgresql://u:hunter2@127.0.0.1:1/x", "postgres://u@/x?host=/nowhere&password=hunter2"]
 )
 def test_nobody_answers_and_the_password_stays_secret(url):
-    for work in (SqlStore, schema.upgrade, schema.current):
+    for work in (SqlStore, schema_version.upgrade, schema_version.current):
         with pytest.raises(StoreUnavailable, match="did not answer") as refused:
             work(url)
         assert "hunter2" not in "".join(traceback.format_exception(refused.value))
@@ -338,7 +338,7 @@ def test_no_page_of_the_file_keeps_the_environment_of_a_job_that_has_ended(tmp_p
     launch = Launch(job.launch.argv, job.launch.cwd, tuple((f"A{number}", marker * 40) for number in range(40)))
     file = tmp_path / "dl2d.sqlite"
     url = f"sqlite:///{file}"
-    schema.upgrade(url)
+    schema_version.upgrade(url)
     with closing(SqlStore(url)) as store:
         store.add_job(replace(job, launch=launch))
         store.change_job(job.key, JobChange(state=JobState.CANCELLED), 1.0)
