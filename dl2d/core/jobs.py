@@ -262,6 +262,10 @@ class FailureCause(enum.StrEnum):
 
     #: The process ended with an error: a task's, or that of the job's coordinator.
     FAILED = "failed"
+    #: It reached its time limit or deadline.
+    TIME_LIMIT = "time-limit"
+    #: It needed more memory than it had.
+    OUT_OF_MEMORY = "out-of-memory"
     #: The job's coordinator reported that the training failed.
     TRAINING_FAILED = "training-failed"
     #: Several attempts in a row to start the job's tasks failed.
@@ -281,6 +285,11 @@ class FailureCause(enum.StrEnum):
     #: The resource manager has put it back into its queue. A job goes on as another one of the same id; a task is
     #: replaced.
     REQUEUED = "requeued"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the process ended because of what it did, and not from outside."""
+        return self in (FailureCause.FAILED, FailureCause.TIME_LIMIT, FailureCause.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

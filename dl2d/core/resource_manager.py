@@ -21,9 +21,10 @@ class RmJobState(enum.StrEnum):
     """State of a job or container in the resource manager, by what it means for scaling.
 
     ``pending``: accepted, has no room yet. ``running``: holds its room. ``ending``: asked to stop or cleaning up; still
-    holds its room. ``done``: ended by itself with status 0. ``failed``: ended by itself otherwise, time limit included.
-    ``cancelled``: ended from outside (a user, an admin). ``preempted``: ended for another job. ``lost``: its node went
-    down.
+    holds its room. ``done``: ended by itself with status 0. ``failed``: ended by itself otherwise.
+    ``time-limit``, ``out-of-memory``: it reached its time limit, or needed more memory than it had, where the manager
+    tells this from ``failed``. ``cancelled``: ended from outside (a user, an admin). ``preempted``: ended for another
+    job. ``lost``: its node went down.
     """
 
     PENDING = "pending"
@@ -31,6 +32,8 @@ class RmJobState(enum.StrEnum):
     ENDING = "ending"
     DONE = "done"
     FAILED = "failed"
+    TIME_LIMIT = "time-limit"
+    OUT_OF_MEMORY = "out-of-memory"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     LOST = "lost"
@@ -50,6 +53,8 @@ class RmJobState(enum.StrEnum):
 JOB_ENDS: Final = {
     RmJobState.DONE: JobState.FINISHED,
     RmJobState.FAILED: JobState.FAILED,
+    RmJobState.TIME_LIMIT: JobState.FAILED,
+    RmJobState.OUT_OF_MEMORY: JobState.FAILED,
     RmJobState.CANCELLED: JobState.CANCELLED,
     RmJobState.PREEMPTED: JobState.CANCELLED,
     RmJobState.LOST: JobState.LOST,
@@ -57,6 +62,8 @@ JOB_ENDS: Final = {
 #: What a state in which something ended says of its cause.
 FAILURE_CAUSES: Final = {
     RmJobState.FAILED: FailureCause.FAILED,
+    RmJobState.TIME_LIMIT: FailureCause.TIME_LIMIT,
+    RmJobState.OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
     RmJobState.CANCELLED: FailureCause.CANCELLED,
     RmJobState.PREEMPTED: FailureCause.PREEMPTED,
     RmJobState.LOST: FailureCause.NODE_LOST,

@@ -93,7 +93,8 @@ def _failed_on_node(task: Task, change: TaskChange) -> bool:
 
     One that was requeued counts: Slurm does that with a task that its node cannot launch.
     """
-    is_cause = change.cause in (FailureCause.FAILED, FailureCause.NODE_LOST, FailureCause.REQUEUED)
+    cause = change.cause
+    is_cause = cause is not None and (cause.is_own or cause in (FailureCause.NODE_LOST, FailureCause.REQUEUED))
     return change.state is TaskState.FAILED and is_cause and task.state in (TaskState.ASKED, TaskState.GRANTED)
 
 

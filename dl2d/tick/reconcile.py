@@ -16,7 +16,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobState, Owner
+from dl2d.core.jobs import Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
@@ -274,13 +274,13 @@ def _with_outputs(context: Context, jobs: Iterable[Job], changes: Changes) -> Ch
         changes,
         jobs=tuple(
             (key, replace(change, end_reason=add_output(change.end_reason or "", key, ANCHOR)))
-            if change.cause is FailureCause.FAILED and context.starts_anchors and key in known
+            if change.cause is not None and change.cause.is_own and context.starts_anchors and key in known
             else (key, change)
             for key, change in changes.jobs
         ),
         tasks=tuple(
             structs.replace(change, note=add_output(change.note or "", change.job, change.task))
-            if change.cause is FailureCause.FAILED and change.job in known
+            if change.cause is not None and change.cause.is_own and change.job in known
             else change
             for change in changes.tasks
         ),

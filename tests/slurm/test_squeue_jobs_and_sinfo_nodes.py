@@ -80,7 +80,7 @@ def test_a_running_job_says_when_it_reaches_its_time_limit() -> None:
         ({"State": "FAILED", "exit_code": "0:11"}, RmJobState.FAILED, "FAILED, signal 11"),
         ({"State": "FAILED", "exit_code": "what"}, RmJobState.FAILED, "FAILED"),
         ({"State": "FAILED", "exit_code": 15}, RmJobState.CANCELLED, "FAILED, signal 15"),
-        ({"State": "TIMEOUT", "Reason": "TimeLimit", "exit_code": 0}, RmJobState.FAILED, "TIMEOUT (TimeLimit)"),
+        ({"State": "TIMEOUT", "Reason": "TimeLimit", "exit_code": 0}, RmJobState.TIME_LIMIT, "TIMEOUT (TimeLimit)"),
         ({"State": "NODE_FAIL", "exit_code": 1}, RmJobState.LOST, "NODE_FAIL, signal 1"),
         ({"State": "CANCELLED", "exit_code": 0}, RmJobState.CANCELLED, "CANCELLED"),
     ],

@@ -92,16 +92,24 @@ def test_a_users_job_is_recorded_from_waiting_to_its_end(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "ends"),
-    [(R.FAILED, JobState.FAILED), (R.CANCELLED, JobState.CANCELLED), (R.LOST, JobState.LOST)],
+    ("state", "ends", "cause"),
+    [
+        (R.FAILED, JobState.FAILED, "failed"),
+        (R.TIME_LIMIT, JobState.FAILED, "time-limit"),
+        (R.OUT_OF_MEMORY, JobState.FAILED, "out-of-memory"),
+        (R.CANCELLED, JobState.CANCELLED, "cancelled"),
+        (R.LOST, JobState.LOST, "node-lost"),
+    ],
 )
-def test_how_it_ended(world: World, state: RmJobState, ends: JobState) -> None:
+def test_how_it_ended(world: World, state: RmJobState, ends: JobState, cause: str) -> None:
     key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
     world.tick()
     world.manager.end("7", state, "so it was")
     world.tick()
     job = world.job(key)
     assert (job.state, job.end_reason) == (ends, "so it was")
+    with world.store._database.reading("asking") as connection:
+        assert connection.execute(text("SELECT end_cause FROM jobs")).scalar_one() == cause
 
 
 def test_one_that_is_not_listed_any_more_is_lost(world: World) -> None:

@@ -107,6 +107,8 @@ SAYS: Mapping[str, list[Listed]] = {
     "ending": once(record(RmJobState.ENDING)),
     "done": once(record(RmJobState.DONE)),
     "failed": once(record(RmJobState.FAILED)),
+    "time-limit": once(record(RmJobState.TIME_LIMIT)),
+    "out-of-memory": once(record(RmJobState.OUT_OF_MEMORY)),
     "cancelled": once(record(RmJobState.CANCELLED)),
     "preempted": once(record(RmJobState.PREEMPTED)),
     "lost": once(record(RmJobState.LOST)),
@@ -244,6 +246,8 @@ running, clock set back                | granted   | granted   | .        | .   
 ending                                 | granted   | granted   | .        | .        | .        | .        | .
 done                                   | released  | released  | released | released | released | released | released
 failed                                 | failed    | failed    | failed   | failed   | released | released | failed
+time-limit                             | failed    | failed    | failed   | failed   | released | released | failed
+out-of-memory                          | failed    | failed    | failed   | failed   | released | released | failed
 cancelled                              | failed    | failed    | failed   | failed   | released | released | failed
 preempted                              | failed    | failed    | failed   | failed   | released | released | failed
 lost                                   | failed    | failed    | failed   | failed   | released | released | failed
@@ -276,6 +280,8 @@ running, after 61 s, incomplete        | .         | .         | .        | .!  
 ending                                 | .         | .         | .        | .!        | .
 done                                   | failed    | finished  | .        | .         | finished
 failed                                 | failed    | failed    | .        | .         | failed
+time-limit                             | failed    | failed    | .        | .         | failed
+out-of-memory                          | failed    | failed    | .        | .         | failed
 cancelled                              | cancelled | cancelled | .        | .         | cancelled
 preempted                              | cancelled | cancelled | .        | .         | cancelled
 lost                                   | lost      | lost      | .        | .         | lost

@@ -63,9 +63,9 @@ def test_a_job_that_slurmctld_has_forgotten(slurm: FakeSlurm, manager_on: Manage
         ({"State": "CANCELLED by 1001"}, RmJobState.CANCELLED, "CANCELLED by 1001"),
         ({"State": "FAILED", "ExitCode": "3:0"}, RmJobState.FAILED, "FAILED, exit status 3"),
         ({"State": "FAILED", "ExitCode": "0:15"}, RmJobState.CANCELLED, "FAILED, signal 15"),
-        ({"State": "TIMEOUT", "ExitCode": "0:0"}, RmJobState.FAILED, "TIMEOUT"),
+        ({"State": "TIMEOUT", "ExitCode": "0:0"}, RmJobState.TIME_LIMIT, "TIMEOUT"),
         ({"State": "NODE_FAIL"}, RmJobState.LOST, "NODE_FAIL"),
-        ({"State": "OUT_OF_MEMORY", "ExitCode": "0:125"}, RmJobState.FAILED, "OUT_OF_MEMORY, signal 125"),
+        ({"State": "OUT_OF_MEMORY", "ExitCode": "0:125"}, RmJobState.OUT_OF_MEMORY, "OUT_OF_MEMORY, signal 125"),
     ],
 )
 def test_how_it_ended(

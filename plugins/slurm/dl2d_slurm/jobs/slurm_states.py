@@ -19,12 +19,12 @@ JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
         "COMPLETED": RmJobState.DONE,
         "COMPLETING": RmJobState.ENDING,
         "CONFIGURING": RmJobState.RUNNING,  # holds its room; the node is being readied
-        "DEADLINE": RmJobState.FAILED,
+        "DEADLINE": RmJobState.TIME_LIMIT,
         "EXPEDITING": RmJobState.PENDING,
         "FAILED": RmJobState.FAILED,
         "LAUNCH_FAILED": RmJobState.LOST,  # the node's fault, not the task's
         "NODE_FAIL": RmJobState.LOST,
-        "OUT_OF_MEMORY": RmJobState.FAILED,
+        "OUT_OF_MEMORY": RmJobState.OUT_OF_MEMORY,
         "PENDING": RmJobState.PENDING,
         "POWER_UP_NODE": RmJobState.RUNNING,
         "PREEMPTED": RmJobState.PREEMPTED,
@@ -41,7 +41,7 @@ JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
         "STAGE_OUT": RmJobState.ENDING,
         "STOPPED": RmJobState.RUNNING,  # keeps its CPUs
         "SUSPENDED": RmJobState.RUNNING,  # keeps its memory and goes on later
-        "TIMEOUT": RmJobState.FAILED,
+        "TIMEOUT": RmJobState.TIME_LIMIT,
         "UPDATE_DB": RmJobState.ENDING,
     }
 )
