@@ -60,6 +60,8 @@ class TaskAgent:
     #: signals that came before there was a process
     _early: list[int] = field(default_factory=list)
     _interrupts: int = 0
+    #: whether a second interrupt is killing the task
+    _kills: bool = False
     _terminated: bool = False
 
     def __post_init__(self) -> None:
@@ -114,7 +116,10 @@ class TaskAgent:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                kill(reversed(family(process.pid)))
+                if not self._kills:  # an interrupt comes while one before is handled, too
+                    self._kills = True
+                    kill(reversed(family(process.pid)))
+                    self._kills = False
                 return
             if from_terminal():
                 return  # the terminal has sent it to the task, too
