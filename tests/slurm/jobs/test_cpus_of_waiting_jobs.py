@@ -23,7 +23,7 @@ def record(tasks: int, of_task: int, of_node: int | None = None, **more: str) ->
         "mincpus": str(of_node or of_task),
         "threads": "*",
     }
-    return {**row, "NTPerCore": "N/A", "cpus-per-tres": "N/A", "MinMemory": "100M", **more}
+    return {**row, "NTPerCore": "N/A", "cpus-per-tres": "N/A", "MinMemory": "100M", "NumNodes": "1", **more}
 
 
 @pytest.mark.parametrize(

@@ -34,19 +34,29 @@ class RequestedCpus(NamedTuple):
     tasks_on_core: int = 0
     #: Minimum memory in MiB, on each node or for each CPU.
     memory: float = 0
-    #: Minimum number of nodes that it asks for, 1 if it asks for none.
+    #: Number of nodes that it asks for, 1 if it asks for none, and the minimum that it gets.
+    asked_nodes: int = 1
     nodes: int = 1
 
     @classmethod
     def of(cls, record: Mapping[str, str]) -> RequestedCpus:
-        """What a record of squeue shows."""
+        """What a record of squeue shows.
+
+        ``node=`` of ``tres-alloc`` is the number of nodes that the job asks for; ``--ntasks-per-node`` does not count
+        in it. ``NumNodes`` is the same until Slurm has tried to start the job. Then it is the number that Slurm would
+        give it, which is the maximum if it asks for a range, ``-N 2-4``.
+        """
         tasks, of_task, of_node, threads, on_core = (count(record[field]) or 0 for field in CPU_FIELDS[:5])
         of_gpu = parse_gres(record["cpus-per-tres"]).get("gpu", 0)
         memory = record["MinMemory"]
         bytes_ = count(memory if memory[-1:].isalpha() else f"{memory}M") or 0
-        return cls(max(tasks, 1), max(of_task, 1), of_node, of_gpu, threads, on_core, bytes_ / 1024**2,
-            node_count(record["tres-alloc"]),
-        )  # fmt: skip
+        asked_nodes, cpus = max(node_count(record["tres-alloc"]), 1), _CPUS.search(record["tres-alloc"])
+        by_cpus = math.ceil(int(cpus[1]) / max(of_node, 1)) if cpus else 1
+        estimate = count(record["NumNodes"].partition("-")[0]) or 1
+        nodes = max(asked_nodes, min(estimate, max(tasks, 1), by_cpus))
+        return cls(
+            max(tasks, 1), max(of_task, 1), of_node, of_gpu, threads, on_core, bytes_ / 1024**2, asked_nodes, nodes
+        )
 
     def nodes_that_hold(self, demand: Resources, nodes: int, capacities: Collection[Resources]) -> int:
         """On how many of such nodes, at least ``nodes``, the job can have as many tasks on each."""
@@ -62,7 +72,7 @@ class RequestedCpus(NamedTuple):
         (``-N 1``) cannot be told from one that asks for none.
         """
         if (
-            self.nodes > 1
+            self.asked_nodes > 1
             or self.of_node > self.of_task
             or demand.get("gpu")
             or not self._has_cpus_by_task(demand.get("cpu"))
@@ -107,16 +117,3 @@ class RequestedCpus(NamedTuple):
         elif not by_cpu and memory:
             memory = max(memory, self.memory * nodes)
         return demand.maximum(Resources.of(cpu=min(given * nodes, MOST), memory=min(memory, MOST)))
-
-
-def minimum_nodes(record: Mapping[str, str]) -> int:
-    """The minimum number of nodes of a job that waits, in a record of squeue.
-
-    ``node=`` of ``tres-alloc`` is the number that it asks for, 1 if it asks for none; ``--ntasks-per-node`` does not
-    count in it. ``NumNodes`` is the same until Slurm has tried to start the job. Then it is the number that Slurm would
-    give it, which is the maximum if it asks for a range, ``-N 2-4``.
-    """
-    asked, cpus = RequestedCpus.of(record), _CPUS.search(record["tres-alloc"])
-    estimate = count(record["NumNodes"].partition("-")[0]) or 1
-    by_cpus = math.ceil(int(cpus[1]) / max(asked.of_node, 1)) if cpus else 1
-    return max(node_count(record["tres-alloc"]), min(estimate, asked.tasks, by_cpus), 1)

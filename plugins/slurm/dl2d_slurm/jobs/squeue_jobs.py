@@ -28,7 +28,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
-from dl2d_slurm.jobs.cpus_of_waiting_jobs import minimum_nodes
+from dl2d_slurm.jobs.cpus_of_waiting_jobs import RequestedCpus
 from dl2d_slurm.jobs.gres_shard_and_mps import with_shares
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
@@ -379,7 +379,7 @@ def array_id(record: Mapping[str, str]) -> str:
 def _allocated_or_requested(record: Mapping[str, str]) -> Resources:
     """Room of a job; generic resources and their types are in ``tres-alloc`` only where the site accounts for them."""
     if record["State"] == "PENDING" and value_or_empty(record.get("tres-per-node", "")):
-        record = {**record, "NumNodes": str(minimum_nodes(record))}
+        record = {**record, "NumNodes": str(RequestedCpus.of(record).nodes)}
     return _room(
         record["tres-alloc"], *((record.get(asked, ""), record.get(counted, "1")) for asked, counted in _ASKED)
     )

@@ -25,7 +25,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.jobs.allocation_rules import AllocationRules, CpuUnit
-from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus, minimum_nodes
+from dl2d_slurm.jobs.cpus_of_waiting_jobs import CPU_FIELDS, RequestedCpus
 from dl2d_slurm.jobs.gres_shard_and_mps import has_shares, with_gpus_of_shares
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room, waits_for_running_jobs
 from dl2d_slurm.settings import SharingRule
@@ -98,11 +98,12 @@ def waiting_job(
     for_room = waits_for_room(reason) and not value_or_empty(record["Reservation"])
     if not number or not (for_limit or for_room):
         return None
+    cpus = RequestedCpus.of(record)
     claim = Claim(
         handle=record["JobID"],
         user=record["UserName"],
         priority=number,
-        nodes=min(minimum_nodes(record), _MAX_NODES),
+        nodes=min(cpus.nodes, _MAX_NODES),
         demand=demand,
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
@@ -118,7 +119,7 @@ def waiting_job(
         shown_id,
         limit_seconds(record["TimeLimit"]),
         *lists,
-        RequestedCpus.of(record),
+        cpus,
         reason if for_limit else "",
     )
 
