@@ -30,3 +30,12 @@ def write_atomically(path: Path, data: bytes | str, mode: int | None = None) -> 
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk, so that they are there after a crash of the machine."""
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -441,9 +441,17 @@ def read_version(version: Version) -> Checkpoint:
 
 
 def version_in(folder: Path, checkpoint: Checkpoint, *, at: float, origin: str) -> Version:
-    """Copy a checkpoint into the folder of versions; returns its version. Raises ``CheckpointError``."""
+    """Copy a checkpoint into the folder of versions, unless it is there; returns its version.
+
+    A copy that is damaged is replaced. Raises ``CheckpointError``.
+    """
     place = folder.absolute() / f"{checkpoint.policy}-{checkpoint.digest[:DIGITS]}"
-    write_checkpoint(checkpoint, place)
+    try:
+        present = read_checkpoint(place, policy=checkpoint.policy).digest
+    except CheckpointError:
+        present = ""
+    if present != checkpoint.digest:
+        write_checkpoint(checkpoint, place, damaged=True)
     return Version(
         policy=checkpoint.policy,
         digest=checkpoint.digest,

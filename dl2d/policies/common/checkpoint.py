@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from dl2d.atomic_file import sync_folder, write_atomically
 from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
 
@@ -86,8 +87,10 @@ class _Record(msgspec.Struct):
     digest: str
 
 
-def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> None:
-    """Write a checkpoint; one that exists in the folder is replaced.
+def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str], *, damaged: bool = False) -> None:
+    """Write a checkpoint; one that exists in the folder is replaced, with ``damaged`` also what is left of one.
+
+    The files are synced before the folder has its name, so that a crash leaves it complete, or as it was.
 
     Raises
     ------
@@ -98,17 +101,19 @@ def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> 
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     record = _Record(FORMAT, checkpoint.policy, dict(checkpoint.settings), dict(checkpoint.training), checkpoint.digest)
     try:
-        if target.exists() and not (target / _RECORD).is_file():
+        if target.exists() and not (damaged or (target / _RECORD).is_file()):
             raise CheckpointError(f"{target}: exists and is not a checkpoint; choose another folder")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         arrays = {name: np.ascontiguousarray(array) for name, array in checkpoint.weights.items()}
-        (partial / _WEIGHTS).write_bytes(save(arrays))
-        (partial / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1))
+        write_atomically(partial / _WEIGHTS, save(arrays))
+        write_atomically(partial / _RECORD, msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1))
+        sync_folder(partial)
         old = target.with_name(f".{target.name}.{os.getpid()}.old")
         if target.exists():
             target.rename(old)
         partial.rename(target)
+        sync_folder(target.parent)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)

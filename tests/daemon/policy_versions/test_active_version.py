@@ -21,8 +21,14 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import CheckpointError, ConfigError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import VersionState
-from dl2d.daemon.policy_versions.active_version import ActiveVersion, current_checkpoint, keep_version, live_checkpoint
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.daemon.policy_versions.active_version import (
+    ActiveVersion,
+    current_checkpoint,
+    keep_version,
+    live_checkpoint,
+    version_in,
+)
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 
@@ -277,6 +283,30 @@ def damage(folder: Path, how: str) -> None:
         weights.write_bytes(weights.read_bytes()[:100])
     else:
         write_checkpoint(another(9), folder)
+
+
+@pytest.mark.parametrize("how", ["cut", "no record", "empty record", "no weights", "another", "empty"])
+def test_a_damaged_version_is_repaired_by_its_checkpoint_and_a_good_one_is_not_written_again(
+    tmp_path: Path, how: str
+) -> None:
+    place = Path(version_in(tmp_path / "policies", another(1), at=0.0, origin="a test").folder)
+    written = place.stat().st_ino
+    version_in(tmp_path / "policies", another(1), at=1.0, origin="a test")
+    assert place.stat().st_ino == written
+    if how == "no record":
+        (place / "checkpoint.json").unlink()
+    elif how == "empty record":
+        (place / "checkpoint.json").write_bytes(b"")
+    elif how == "no weights":
+        (place / "weights.safetensors").unlink()
+    elif how == "empty":
+        shutil.rmtree(place)
+        place.mkdir()
+    else:
+        damage(place, how)
+    version_in(tmp_path / "policies", another(1), at=2.0, origin="a test")
+    assert read_checkpoint(place, policy="dl2").digest == another(1).digest
+    assert [each.name for each in place.parent.iterdir()] == [place.name]
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "another"])
