@@ -203,12 +203,12 @@ def _states_of(
 ) -> _States:  # fmt: skip
     """States of recorded slots, drawn at random until they have ``max_steps`` steps together.
 
-    ``progress`` is told how many of how many steps were found.
+    ``progress`` is told how many of how many slots were gone through; it may be told of fewer.
     """
     kept: list[tuple[Floats, Bools]] = []
     total = 0
-    for index in rng.permutation(len(recordings)).tolist():
-        progress(total, max_steps)
+    for done, index in enumerate(rng.permutation(len(recordings)).tolist()):
+        progress(done, len(recordings))
         states = list(_states_in(policy, weights, recordings[index]))
         chosen = rng.permutation(len(states))[:_MAX_STATES_OF_SLOT].tolist()
         kept += [states[number] for number in chosen]

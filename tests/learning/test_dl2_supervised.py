@@ -71,7 +71,15 @@ def test_steps_towards_the_sizes_of_other_schedulers_score_highest(teacher: Poli
 def test_the_stores_speeds_are_in_both_checkpoints() -> None:
     kind = TrainingKind.of(a_job(0, model="ours").request)
     measured = MeasuredSpeeds(kind, (SpeedPoint(Allocation(2, 2), 77.0, 5),))
-    found = imitated(recordings(Drf(), count=10), (measured,))
+    told: list[tuple[int, int]] = []
+
+    def tell(what: str, done: int, total: int, note: str = "") -> None:
+        if what == "recorded slots gone through":
+            told.append((done, total))
+
+    given = recordings(Drf(), count=10)
+    found = imitate_with_scorer(given, OWN, (measured,), slot_seconds=300.0, seed=0, tell=tell)
+    assert all(done < total < len(given) for done, total in told)
     for checkpoint in (found.fitted, found.begun_with):
         assert np.isclose(checkpoint.weights["measured_speeds"], 77.0, rtol=0.01).any()
         assert checkpoint.settings["slot_seconds"] == 300.0
