@@ -93,17 +93,22 @@ def recorded_days(
 ) -> Split:  # fmt: skip
     """What the store has of the last days, as workloads; days that a candidate learned from are not kept back.
 
-    With ``assume_speeds``, jobs that report no speeds take part with assumed ones where the others are too few for the
-    gate; ``expected_speeds``: see ``split_history``. Raises ``WorkloadError`` where there is too little.
+    What was measured counts from the last ``learning.days``, also where ``days`` is less: the same days have the same
+    speeds, whoever compares on them. With ``assume_speeds``, jobs that report no speeds take part with assumed ones
+    where the others are too few for the gate; ``expected_speeds``: see ``split_history``. Raises ``WorkloadError``
+    where there is too little.
     """
-    length = (settings.learning.days if days is None else days) * DAY_SECONDS
-    begin = (now - length) // DAY_SECONDS * DAY_SECONDS
+    chosen = settings.learning.days if days is None else days
+    since, begin = (
+        (now - length * DAY_SECONDS) // DAY_SECONDS * DAY_SECONDS
+        for length in (chosen, max(chosen, settings.learning.days))
+    )
 
     def split(history: History) -> Split:
         return split_history(
             history, slot_seconds(settings), seed=seed, min_days=settings.learning.gate_min_days,
             learned=() if candidate is None else learned_days(candidate), for_training=for_training,
-            expected_speeds=expected_speeds, tell=tell,
+            expected_speeds=expected_speeds, since=since, tell=tell,
         )  # fmt: skip
 
     def read(*, unreported: bool) -> History:
@@ -148,7 +153,9 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint | N
     trained_on = {*(() if parent is None else learned_days(parent)), *(day.name for day in split.trained_on)}
     too_little = too_little_to_compare(
         _cases(split, is_site=is_site),
-        _gate_settings(settings, split, 0.0, _not_counted(trained_on, "training takes", split if is_site else None)),
+        _gate_settings(
+            settings, 0.0, _not_counted(trained_on, "training takes", split if is_site else None), is_site=is_site
+        ),
     )
     return "" if too_little is None else too_little.reason
 
@@ -183,7 +190,7 @@ def on_trial(
             costs=split.costs,
             rules=guard_rules(settings),
             settings=_gate_settings(
-                settings, split, margin, _not_counted(days, "it was trained on", split if is_site else None)
+                settings, margin, _not_counted(days, "it was trained on", split if is_site else None), is_site=is_site
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
@@ -217,13 +224,13 @@ def _cases(split: Split, *, is_site: bool) -> Sequence[Case]:
     return split.period_cases if is_site else split.cases
 
 
-def _gate_settings(settings: Settings, split: Split, margin: float, not_counted: str) -> GateSettings:
+def _gate_settings(settings: Settings, margin: float, not_counted: str, *, is_site: bool) -> GateSettings:
     return GateSettings(
         timeout=settings.policy.timeout_seconds,
         min_days=settings.learning.gate_min_days,
         min_jobs=settings.learning.gate_min_jobs,
         margin=margin,
-        whatever_speeds=split.unreported > 0,
+        whatever_speeds=is_site,
         not_counted=not_counted,
     )
 

@@ -74,8 +74,9 @@ def completion_times(trial: Trial) -> str:
     if trial.change is None or trial.low is None or trial.high is None:
         return f"completion times were not compared: {trial.reason}"
     return (
-        f"mean completion time {trial.change:+.2%} (95 % interval {trial.low:+.2%} to {trial.high:+.2%}) on "
-        f"{', '.join(trial.days)}, where no running job gets less than its minimum size, as in mode live"
+        f"mean completion time {trial.change:+.2%} (95 % interval {trial.low:+.2%} to {trial.high:+.2%} over days) on "
+        f"{', '.join(trial.days)} with the expected speeds, where no running job gets less than its minimum size, "
+        "as in mode live"
     )
 
 

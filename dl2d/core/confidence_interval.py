@@ -27,6 +27,11 @@ class Estimate:
         """Ends of the confidence interval of the mean."""
         return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
 
+    @property
+    def prediction_half_width(self) -> float | None:
+        """Half the width of the interval for one more value, t s sqrt(1 + 1/n); None for a single value."""
+        return None if self.half_width is None else self.half_width * math.sqrt(self.count + 1)
+
 
 def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Mean m, sample standard deviation s = sqrt(sum (x - m)^2 / (n - 1)), and Student's interval.

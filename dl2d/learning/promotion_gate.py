@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.confidence_interval import estimate
+from dl2d.core.confidence_interval import Estimate, estimate
 from dl2d.core.decision import Decision
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
@@ -45,7 +45,8 @@ class GateSettings:
     min_jobs: int = 30
     #: Fraction by which completion times may be longer than the current policy's.
     margin: float = 0.0
-    #: Whether completion times have to be short enough whatever the speeds are, since these were assumed.
+    #: Whether all days were replayed with the same draws of the speeds, of which the true ones count as one more, so
+    #: that completion times have to be short enough whatever the speeds are.
     whatever_speeds: bool = False
     #: What is told beside too few days or jobs, in parentheses: which do not count; empty for nothing.
     not_counted: str = ""
@@ -74,7 +75,7 @@ class Verdict:
     """Result of a comparison.
 
     ``change`` is the candidate's mean completion time divided by the current policy's, minus 1, and ``low`` and
-    ``high`` are the ends of its 95 % interval; None where there is too little to compare on.
+    ``high`` are the ends of its 95 % interval (``judge``); None where there is too little to compare on.
     """
 
     passed: bool
@@ -105,24 +106,31 @@ def judge(
 
     It passes if it made no mistake and no decision that took longer than ``settings.timeout``, if the guard changed no
     larger share of its decisions, if there are enough days and jobs to compare on, and if its completion times are
-    surely shorter, or longer by less than ``settings.margin``: with the mean of log(candidate / current) over the cases
-    of each day as a sample, the 95 % interval of the mean over days (Student's t) lies below log(1 + margin). Cases of
-    one day have the same jobs, so they are no separate samples. With ``settings.whatever_speeds`` the upper end of the
-    95 % prediction interval of the mean over days with one more draw of speeds, as which the true speeds count, lies
-    below log(1 + margin), too. With a margin, it also passes if the interval lies below it when days that it shortens
-    count as unchanged: large gains on single days widen the interval. ``jobs`` is the number of jobs compared, of these
-    days. ``current`` is None if that is the site's own scheduler, which the guard does not limit. ``current_problem``
-    is why replays of what decides now failed; their cases are missing.
+    surely shorter, or longer by less than ``settings.margin``: the 95 % interval of the change lies below log(1 +
+    margin), in logarithms. The interval is that of the mean over days (Student's t), with the mean of log(candidate /
+    current) over the cases of each day as a sample: cases of one day have the same jobs, so they are no separate
+    samples. With ``settings.whatever_speeds`` it has also what other speeds may make of the change. The squares of two
+    half widths are added (Howe, "Approximate confidence limits on the mean of X + Y where X and Y are two tabled
+    independent random variables", JASA 69, 1974): that over days, and that of the 95 % prediction interval of the mean
+    over days with one more draw of speeds, as which the true speeds count. It holds the true change in at least 95 % of
+    comparisons if both effects are about normal.
+
+    With a margin, it also passes if, days that it shortens counting as unchanged, the interval over days lies below the
+    margin, and the prediction interval does: large gains on single days widen the interval. ``jobs`` is the number of
+    jobs compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard does not
+    limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         by_day[case.day].append(math.log(case.candidate / case.current))
     change = low = high = None
     days = [statistics.fmean(logs) for logs in by_day.values()]
-    if days:
-        over_days = estimate(days)
-        if (interval := over_days.interval) is not None:
-            change, low, high = (math.expm1(value) for value in (over_days.mean, *interval))
+    over_draws = _over_draws(cases) if settings.whatever_speeds and cases else None
+    if len(days) > 1:
+        mean, width = statistics.fmean(days), _half_width(days)
+        if over_draws is not None:
+            width = math.hypot(width, over_draws.prediction_half_width or 0.0)
+        change, low, high = (math.expm1(value) for value in (mean, mean - width, mean + width))
 
     def verdict(reason: str, *, passed: bool = False) -> Verdict:
         return Verdict(passed, reason, change, low, high)
@@ -136,28 +144,39 @@ def judge(
     compared_on = _days_with_jobs(len(by_day), jobs)
     if _too_few(len(by_day), jobs, settings) or change is None or low is None or high is None:
         return _too_little(len(by_day), jobs, settings, current_problem)
-    result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%}) on {compared_on}"
+    interval, worst = "over days", -math.inf
+    if over_draws is not None:
+        interval = "over days and speeds" if over_draws.count > 1 else "over days"
+        compared_on += f" and {counted(over_draws.count, 'draw')} of speeds"
+        of_draws = over_draws.prediction_half_width
+        worst = math.inf if of_draws is None else math.expm1(over_draws.mean + of_draws)
+    result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%} {interval}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"
-    worst = _worst_by_speeds(cases) if settings.whatever_speeds else -math.inf
-    if settings.whatever_speeds:
-        result += f", up to {worst:+.2%} with other speeds" if math.isfinite(worst) else ", with one draw of speeds"
     without_gains = settings.margin > 0 and _high([max(day, 0.0) for day in days]) < settings.margin
-    if (high < settings.margin or without_gains) and worst >= settings.margin:
-        return verdict(f"not surely {wanted} whatever the speeds: {result}")
-    if high < 0:
-        return verdict(result, passed=True)
-    if high < settings.margin:
-        return verdict(f"surely {wanted}: {result}", passed=True)
-    if without_gains:
-        return verdict(f"surely {wanted}, even if days on which it is better count as unchanged: {result}", passed=True)
-    return verdict(f"surely worse: {result}" if low > settings.margin else f"not surely {wanted}: {result}")
+    if worst < settings.margin:
+        if high < 0:
+            return verdict(result, passed=True)
+        if high < settings.margin:
+            return verdict(f"surely {wanted}: {result}", passed=True)
+        if without_gains:
+            even = "even if days on which it is better count as unchanged"
+            return verdict(f"surely {wanted}, {even}: {result}", passed=True)
+    if low > settings.margin:
+        return verdict(f"surely worse: {result}")
+    by_days = without_gains or _high(days) < settings.margin
+    return verdict(f"not surely {wanted}{' whatever the speeds' if by_days else ''}: {result}")
 
 
 def _high(logs: Sequence[float]) -> float:
     """Upper end of the 95 % interval of a change, from its logarithms on at least two days."""
-    over_days = estimate(logs)
-    assert over_days.half_width is not None
-    return math.expm1(over_days.mean + over_days.half_width)
+    return math.expm1(statistics.fmean(logs) + _half_width(logs))
+
+
+def _half_width(logs: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean of at least two values."""
+    half_width = estimate(logs).half_width
+    assert half_width is not None
+    return half_width
 
 
 def too_little_to_compare(cases: Sequence[Case], settings: GateSettings) -> Verdict | None:
@@ -185,16 +204,13 @@ def _too_little(days: int, jobs: int, settings: GateSettings, current_problem: s
     )
 
 
-def _worst_by_speeds(cases: Sequence[TrialCase]) -> float:
-    """Upper end of the 95 % prediction interval of the change with one more draw of speeds; infinite for one draw."""
+def _over_draws(cases: Sequence[TrialCase]) -> Estimate:
+    """Mean over days of the change's logarithm with each draw of speeds, of draws that all days were replayed with."""
     by_draw: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         by_draw[case.name.removeprefix(f"{case.day}, ")].append(math.log(case.candidate / case.current))
-    over_draws = estimate([statistics.fmean(logs) for logs in by_draw.values()])
-    if over_draws.half_width is None:
-        return math.inf
-    # t s sqrt(1 + 1/n), where the half width of the mean's interval is t s / sqrt(n).
-    return math.expm1(over_draws.mean + over_draws.half_width * math.sqrt(over_draws.count + 1))
+    most = max(map(len, by_draw.values()))
+    return estimate([statistics.fmean(logs) for logs in by_draw.values() if len(logs) == most])
 
 
 class _Timed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,9 +49,9 @@ _MAX_VALIDATION_DAYS: Final = 4
 #: Maximum number of jobs of a day, about; where there are more, it is played as that of a smaller site.
 _MAX_TRAINED, _MAX_COMPARED = 120, 300
 #: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
-#: jobs would be replayed, but with two. A draw is that of all days: with few, the interval over days is too narrow.
-#: Where speeds are assumed, twice as many: with few, what other speeds may make of a policy is said too badly.
-_MAX_DRAWS, _MAX_JOBS_REPLAYED = 8, 6000
+#: jobs would be replayed, but with two. A draw is that of all days: with few, what other speeds may make of a policy is
+#: said badly.
+_MAX_DRAWS, _MAX_JOBS_REPLAYED = 16, 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Split:
 
 def split_history(
     history: History, slot_seconds: float, *, seed: int, min_days: int = 3, draws: int = 24, tests: int = 20,
-    learned: Container[str] = (), for_training: bool = True, expected_speeds: bool = False,
+    learned: Container[str] = (), for_training: bool = True, expected_speeds: bool = False, since: float = -math.inf,
     tell: Tell = silent,
 ) -> Split:  # fmt: skip
     """Workloads made from a recorded history; the newest days are kept back for testing.
@@ -141,6 +142,9 @@ def split_history(
     expected_speeds
         Whether workloads to train on and to choose the best weights by have the expected speeds instead of drawn ones:
         for a policy that sees no speeds the differences between draws are noise.
+    since
+        Seconds since 1970. Of the days that begin before, only what was measured counts, so that comparisons on the
+        same days have the same speeds.
     tell
         Is told which days were looked at, and how many workloads were made.
 
@@ -150,7 +154,8 @@ def split_history(
         Jobs came on less than two days, all of them were learned from, or no job has ended: there is nothing to train
         on and test with.
     """
-    recorded = days_of(history, partial(tell, "recorded days looked at"))
+    measured_on = days_of(history, partial(tell, "recorded days looked at"))
+    recorded = [day for day in measured_on if day.begin >= since]
     days = [day for day in recorded if day.submitted]
     if len(days) < (2 if for_training else 1):
         assumed = any(job.unreported for job in history.jobs)
@@ -174,12 +179,12 @@ def split_history(
     chosen = sorted(unseen, key=lambda day: (day.has_ended_jobs, day.begin))[-kept:]
     held_out = tuple(sorted(chosen, key=lambda day: day.begin))
     trained_on = tuple(day for day in days if day not in held_out) if for_training else ()
-    measured = learnt_from(history, days)
-    requests = [job.request for day in days for job in day.jobs]
+    measured = learnt_from(history, measured_on)
+    requests = [job.request for day in measured_on for job in day.jobs]
     speeds = Speeds(GaussianProcess(by_kind(measured)), requests, history.assumed)
     training, validation = [], []
     periods, tests_of_day = list(_periods(history, held_out)), max(2, tests // len(held_out))
-    count = tests_of_day * len(held_out) + sum(_draws(history, whole) for whole, _ in periods)
+    count = tests_of_day * len(held_out) + _draws(periods) * len(periods)
     count += (draws + 2 * _MAX_VALIDATION_DAYS) * for_training
     numbers = itertools.count(1)
 
@@ -215,9 +220,7 @@ def split_history(
         training=tuple(training),
         validation=tuple(validation),
         cases=tuple(cases),
-        period_cases=tuple(
-            told(_period_cases(history, periods, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD])))
-        ),
+        period_cases=tuple(told(_period_cases(periods, speeds, slot_seconds, np.random.default_rng([seed, _PERIOD])))),
         costs=costs_of(history),
         measured=measured,
         too_large=sum(
@@ -263,33 +266,31 @@ def _periods(history: History, days: Sequence[Day]) -> Iterator[tuple[Day, Seque
 
 
 def _period_cases(
-    history: History, periods: Iterable[tuple[Day, Sequence[Day]]], speeds: Speeds, slot_seconds: float,
-    rng: np.random.Generator,
-) -> Iterator[Case]:  # fmt: skip
+    periods: Sequence[tuple[Day, Sequence[Day]]], speeds: Speeds, slot_seconds: float, rng: np.random.Generator
+) -> Iterator[Case]:
     """Each period as a workload, with expected speeds and then with drawn ones, and the sizes that jobs had.
 
-    Compared are the jobs that have recorded sizes and ended in the recorded time: how long others would have taken is
-    unknown.
+    A draw is the same for all periods. Compared are the jobs that have recorded sizes and ended in the recorded time:
+    how long others would have taken is unknown.
     """
+    means = speeds.means()
+    draws = {EXPECTED_SPEEDS: means, **{f"draw {number}": speeds.draw(rng) for number in range(1, _draws(periods))}}
     for whole, period in periods:
-        means = speeds.means()
-        for number in range(_draws(history, whole)):
-            tables = speeds.draw(rng) if number else means
+        for name, tables in draws.items():
             workload = workload_of(with_recorded_times(whole, means, tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
             if workload is None or not compared:
                 break
-            counts = {name: len(jobs) for name, jobs in compared.items()}
+            counts = {day: len(jobs) for day, jobs in compared.items()}
             unreported = {number for number, job in numbered(whole) if job.unreported}
-            assumed = {name: len(unreported.intersection(jobs)) for name, jobs in compared.items()}
-            name = f"draw {number}" if number else EXPECTED_SPEEDS
+            assumed = {day: len(unreported.intersection(jobs)) for day, jobs in compared.items()}
             yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed)
 
 
-def _draws(history: History, whole: Day) -> int:
-    """With how many different speeds a period is replayed."""
-    most = 2 * _MAX_DRAWS if history.assumed else _MAX_DRAWS
-    return max(2, min(most, _MAX_JOBS_REPLAYED // max(len(whole.jobs), 1)))
+def _draws(periods: Sequence[tuple[Day, Sequence[Day]]]) -> int:
+    """With how many different speeds periods are replayed."""
+    jobs = sum(len(whole.jobs) for whole, _ in periods)
+    return max(2, min(_MAX_DRAWS, _MAX_JOBS_REPLAYED // max(jobs, 1)))
 
 
 def _compared_jobs(whole: Day, days: Sequence[Day], present: Container[str]) -> dict[str, list[str]]:

@@ -74,7 +74,8 @@ def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None
     too_large = "1 job larger than the nodes at most times of the day, or than 1000 tasks"
     assert reason(30).endswith(f" are needed ({too_large} and jobs that did not end do not count)")
     assert reason(10).endswith(
-        f" with 26 jobs, compared with the site's scheduler (its recorded sizes), without {too_large}"
+        " with 26 jobs and 16 draws of speeds, compared with the site's scheduler (its recorded sizes), "
+        f"without {too_large}"
     )
 
 

@@ -318,8 +318,8 @@ def test_a_network_with_which_jobs_of_recorded_days_surely_take_longer_is_refuse
     train = ("train", "supervised", "--min-jobs", "3", "--updates", "3", "-c", config, "-o", tmp_path / "out")
     ran = dl2d(*train)
     assert compared == [1]  # with expected speeds
-    change = f"mean completion time +5.00% (95 % interval {low:+.2%} to +7.00%) on {day_name(begin + DAY)}"
-    words = f"{change}, where no running job gets less than its minimum size, as in mode live"
+    change = f"mean completion time +5.00% (95 % interval {low:+.2%} to +7.00% over days) on {day_name(begin + DAY)}"
+    words = f"{change} with the expected speeds, where no running job gets less than its minimum size, as in mode live"
     if low < 0.02:
         assert ran.status == 0, ran.err
         assert f"beside the recorded scheduler: {words}; the gate of `dl2d policy promote`, which" in ran.out

@@ -248,6 +248,29 @@ class TestSplit:
         assert len(expected.workload.jobs) == len(here) + 1
         assert len(expected.compared["2025-10-14"]) == len(here)
 
+    def test_the_same_days_are_compared_with_the_same_speeds_whatever_else_was_asked_for(self) -> None:
+        """As by the gate, which looks back for four weeks, and by dl2d shadow. Days with other nodes have them, too."""
+        jobs = [
+            *(a_job(number, number * 9000.0) for number in range(1, 28)),
+            a_job(28, 100.0, model="vgg-16"),
+        ]
+        sizes = {job.key: ((float(job.key.submitted), Allocation(1, 1)),) for job in jobs}
+        other = cluster_states_of(3, (Node("n1", Resources.of(cpu=16, gpu=4)),))
+        history = a_history(
+            *jobs, speeds=(SEEN, measured((1, 1, 5.0), model="vgg-16")),
+            cluster_states=(*cluster_states_of(2), *other[48:]),
+        )  # fmt: skip
+        history = replace(history, sizes=sizes)
+        gate = split_history(history, SLOT, seed=0, min_days=2)
+        shadow = split_history(history, SLOT, seed=0, for_training=False, since=MONDAY + DAY_SECONDS)
+        assert (
+            [day.name for day in gate.held_out] == [day.name for day in shadow.held_out] == ["2025-10-14", "2025-10-15"]
+        )
+        assert gate.period_cases == shadow.period_cases
+        drawn = [case for case in gate.period_cases if case.name == "draw 3"]
+        assert [list(case.jobs) for case in drawn] == [["2025-10-14"], ["2025-10-15"]]
+        assert drawn[0].workload.speeds == drawn[1].workload.speeds
+
     def test_one_day_at_least_is_trained_on(self) -> None:
         split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)
         assert ([day.name for day in split.trained_on], len(split.held_out)) == (["2025-10-13"], 2)
