@@ -56,7 +56,7 @@ from dl2d.daemon.policy_versions.active_version import (
 from dl2d.daemon.tick_settings import manager_settings
 from dl2d.local.manager import check_private
 from dl2d.local.settings import LocalSettings
-from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy
+from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
@@ -269,6 +269,13 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         check_learning(settings)
     except Dl2dError as error:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
+    if not settings.mode.acts or takes_checkpoint(settings.policy.name):
+        for key in settings.kept_too_short:
+            warning = (
+                f"less than learning.days={settings.learning.days}, and older days are not learned from or compared "
+                "on: `dl2d policy promote` and `dl2d shadow` say how many are missing"
+            )
+            yield Finding(key, True, warning, warning=True)
 
 
 def _fallback(settings: Settings) -> Iterator[Finding]:

@@ -27,7 +27,14 @@ from dl2d.learning.promotion_gate import (
     too_little_to_compare,
 )
 from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.split_of_recorded_days import EXPECTED_SPEEDS, Case, Split, split_history, too_large_in_words
+from dl2d.learning.split_of_recorded_days import (
+    EXPECTED_SPEEDS,
+    Case,
+    Split,
+    deleted_in_words,
+    split_history,
+    too_large_in_words,
+)
 from dl2d.plugins import POLICIES, FactoryArguments, available, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 
@@ -154,7 +161,7 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint | N
     too_little = too_little_to_compare(
         _cases(split, is_site=is_site),
         _gate_settings(
-            settings, 0.0, _not_counted(trained_on, "training takes", split if is_site else None), is_site=is_site
+            settings, 0.0, _not_counted(trained_on, "training takes", split, is_site=is_site), is_site=is_site
         ),
     )
     return "" if too_little is None else too_little.reason
@@ -190,7 +197,7 @@ def on_trial(
             costs=split.costs,
             rules=guard_rules(settings),
             settings=_gate_settings(
-                settings, margin, _not_counted(days, "it was trained on", split if is_site else None), is_site=is_site
+                settings, margin, _not_counted(days, "it was trained on", split, is_site=is_site), is_site=is_site
             ),
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
@@ -200,6 +207,8 @@ def on_trial(
         if was_compared and is_site:
             remarks = f", {_against(current)}"
             remarks += f", without {too_large_in_words(split.too_large)}" if split.too_large else ""
+        if was_compared and split.deleted:
+            remarks += f", without {deleted_in_words(split.deleted)}"
         if was_compared and compared.assumed:
             remarks += (
                 f", with assumed speeds of {compared.assumed} of {counted(compared.jobs, 'job')} (no speed reported)"
@@ -235,14 +244,17 @@ def _gate_settings(settings: Settings, margin: float, not_counted: str, *, is_si
     )
 
 
-def _not_counted(trained_on: Collection[str], why: str, site: Split | None) -> str:
+def _not_counted(trained_on: Collection[str], why: str, split: Split, *, is_site: bool) -> str:
     """Which recorded days and jobs a comparison leaves out, in words; ``why`` completes "days that ...".
 
-    ``site`` is what a comparison with the site's scheduler is made on; None for another comparison.
+    With the site's scheduler it is made of other jobs than otherwise.
     """
-    days = [f"{counted(len(trained_on), 'day')} that {why}"] if trained_on else []
-    jobs = [too_large_in_words(site.too_large)] if site is not None and site.too_large else []
-    return f"{'; '.join([*days, *jobs])} and jobs that did not end do not count".removeprefix(" and ")
+    found = [
+        *([f"{counted(len(trained_on), 'day')} that {why}"] if trained_on else []),
+        *([deleted_in_words(split.deleted)] if split.deleted else []),
+        *([too_large_in_words(split.too_large)] if is_site and split.too_large else []),
+    ]
+    return f"{'; '.join(found)} and jobs that did not end do not count".removeprefix(" and ")
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:

@@ -301,11 +301,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _keeps_what_it_learns_from(self) -> Settings:
-        needed = _DAY * self.learning.days
-        keep = self.store.keep
-        for name in ("decisions", "slots", "jobs"):
-            if self.learning.enabled and getattr(keep, name) < needed:
-                raise ValueError(f"store.keep_{name}_days: must be at least learning.days={self.learning.days}, or 0")
+        if self.learning.enabled and self.kept_too_short:
+            raise ValueError(f"{self.kept_too_short[0]}: must be at least learning.days={self.learning.days}, or 0")
         return self
 
     @model_validator(mode="after")
@@ -327,6 +324,13 @@ class Settings(BaseSettings):
         """The environment goes before the file, so that a test or a unit drop-in can change one key."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
+
+    @property
+    def kept_too_short(self) -> tuple[str, ...]:
+        """Keys of rows that are kept for less time than ``learning.days``, for which versions are compared."""
+        needed, keep = _DAY * self.learning.days, self.store.keep
+        names = (name for name in ("decisions", "slots", "jobs") if getattr(keep, name) < needed)
+        return tuple(f"store.keep_{name}_days" for name in names)
 
     @property
     def store_url(self) -> str:

@@ -6,6 +6,7 @@ Days are those of a recorded history, or are put together from the hours of seve
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -98,11 +99,12 @@ def day_name(at: float) -> str:
 def days_of(history: History, progress: Callable[[int, int], None] | None = None) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
-    Left out are days of which half or less was recorded, jobs of kinds that never showed a speed, those that ended
-    before they trained, and those that would not fit the nodes of their day, which may leave a day without jobs.
-    ``progress`` is told how many of how many days were looked at.
+    Left out are days of which half or less was recorded, those of which jobs or decisions were deleted, jobs of kinds
+    that never showed a speed, those that ended before they trained, and those that would not fit the nodes of their
+    day, which may leave a day without jobs. ``progress`` is told how many of how many days were looked at.
     """
-    numbers = range(int(history.begin // DAY_SECONDS), int(history.end // DAY_SECONDS))
+    begin = max(history.begin, math.ceil(history.complete_from / DAY_SECONDS) * DAY_SECONDS)
+    numbers = range(int(begin // DAY_SECONDS), int(history.end // DAY_SECONDS))
     days, recorded = [], _recorded_seconds(history)
     for done, number in enumerate(numbers):
         if progress is not None:
@@ -113,6 +115,13 @@ def days_of(history: History, progress: Callable[[int, int], None] | None = None
         if day is not None and (day.submitted or day.too_large) and recorded.get(number, 0.0) > DAY_SECONDS / 2:
             days.append(day)
     return tuple(days)
+
+
+def deleted_days(history: History, since: float) -> int:
+    """Number of days (UTC) from a time on with slots, of which jobs or decisions were deleted."""
+    times = (state.at for state in history.cluster_states if state.at >= since)
+    days = {int(at // DAY_SECONDS) for at in times}
+    return sum(day * DAY_SECONDS < history.complete_from for day in days)
 
 
 def _recorded_seconds(history: History) -> Mapping[int, float]:

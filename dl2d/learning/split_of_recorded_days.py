@@ -23,6 +23,7 @@ from dl2d.learning.recorded_days import (
     DAY_SECONDS,
     Day,
     days_of,
+    deleted_days,
     learnt_from,
     numbered,
     period_of,
@@ -99,6 +100,8 @@ class Split:
     #: Number of jobs that were submitted on the days to compare on and are not in ``period_cases``, since a size that
     #: they were recorded with does not fit what the nodes offered at most times of the day.
     too_large: int
+    #: Number of days that are left out since jobs or decisions of them were deleted.
+    deleted: int
 
     @property
     def held_out_times(self) -> list[tuple[float, float]]:
@@ -156,13 +159,18 @@ def split_history(
     """
     measured_on = days_of(history, partial(tell, "recorded days looked at"))
     recorded = [day for day in measured_on if day.begin >= since]
+    deleted = deleted_days(history, since)
     days = [day for day in recorded if day.submitted]
     if len(days) < (2 if for_training else 1):
         assumed = any(job.unreported for job in history.jobs)
         left_out = "" if assumed else "; jobs of fixed size report no speeds and do not count"
         too_large = sum(len(day.too_large) for day in recorded)
-        if too_large:
-            left_out += f"; not counted: {too_large_in_words(too_large)}"
+        not_counted = [
+            *([too_large_in_words(too_large)] if too_large else []),
+            *([deleted_in_words(deleted)] if deleted else []),
+        ]
+        if not_counted:
+            left_out += f"; not counted: {' and '.join(not_counted)}"
         raise WorkloadError(
             "", f"jobs with measured {'or assumed ' if assumed else ''}speeds{' that fit the nodes' * bool(too_large)} "
             f"were submitted on {len(days)} of the recorded days; at least {2 if for_training else 1} are needed (only "
@@ -226,12 +234,19 @@ def split_history(
         too_large=sum(
             any(day.includes(whole.begin + at) for day in days) for whole, days in periods for at in whole.too_large
         ),
+        deleted=deleted,
     )
 
 
 def too_large_in_words(jobs: int) -> str:
     """Jobs that are left out since they do not fit, as messages name them."""
     return f"{counted(jobs, 'job')} larger than the nodes at most times of the day, or than {MAX_TASKS} tasks"
+
+
+def deleted_in_words(days: int) -> str:
+    """Days that are left out since rows were deleted, as messages name them."""
+    keys = "store.keep_decisions_days, store.keep_jobs_days"
+    return f"{counted(days, 'day')} of which decisions or jobs are no longer stored ({keys})"
 
 
 def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | None:

@@ -89,6 +89,17 @@ def test_what_is_wrong_is_named(dl2d: Dl2d, tmp_path: Path, sections: dict[str, 
     assert says in found[item]
 
 
+@pytest.mark.parametrize(
+    ("mode", "policy", "warns"), [("observe", "drf", True), ("shadow", "dl2", True), ("live", "drf", False)]
+)
+def test_rows_that_are_deleted_before_versions_are_compared_on_them(
+    dl2d: Dl2d, tmp_path: Path, mode: str, policy: str, warns: bool
+):
+    config = configured(tmp_path, mode=mode, policy={"name": policy}, store={"keep_decisions_days": 7})
+    found = warned(dl2d, config).get("store.keep_decisions_days", "")
+    assert found.startswith("less than learning.days=28, and older days are not learned from") is warns
+
+
 def test_a_missing_configuration(dl2d: Dl2d, tmp_path: Path):
     assert "`dl2d config`" in wrong(dl2d, tmp_path / "none.yaml")["configuration"]
 

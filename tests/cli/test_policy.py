@@ -63,16 +63,21 @@ def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None
     split = split_history(history, 1200.0, seed=0, min_days=days, draws=1, tests=2, for_training=False)
     settings = load_settings(config)
 
-    def reason(min_jobs: int) -> str:
+    def reason(min_jobs: int, deleted: int = 0) -> str:
         learning = settings.learning.model_copy(update={"gate_min_jobs": min_jobs})
         trial = promotion_trial.on_trial(
-            settings.model_copy(update={"learning": learning}), "drf", split,
+            settings.model_copy(update={"learning": learning}), "drf", replace(split, deleted=deleted),
             promotion_trial.TrialPolicy("other", Drf()), promotion_trial.TrialPolicy(SITE_SCHEDULER, None), tell=silent,
         )  # fmt: skip
         return trial.reason
 
     too_large = "1 job larger than the nodes at most times of the day, or than 1000 tasks"
     assert reason(30).endswith(f" are needed ({too_large} and jobs that did not end do not count)")
+    deleted = "2 days of which decisions or jobs are no longer stored (store.keep_decisions_days, store.keep_jobs_days)"
+    assert reason(30, deleted=2).endswith(
+        f" are needed ({deleted}; {too_large} and jobs that did not end do not count)"
+    )
+    assert reason(10, deleted=2).endswith(f", without {too_large}, without {deleted}")
     assert reason(10).endswith(
         " with 26 jobs and 16 draws of speeds, compared with the site's scheduler (its recorded sizes), "
         f"without {too_large}"

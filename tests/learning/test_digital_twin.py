@@ -271,6 +271,15 @@ class TestSplit:
         assert [list(case.jobs) for case in drawn] == [["2025-10-14"], ["2025-10-15"]]
         assert drawn[0].workload.speeds == drawn[1].workload.speeds
 
+    def test_days_of_which_something_was_deleted_are_left_out_and_counted(self) -> None:
+        jobs = [a_job(number, number * 9000.0) for number in range(1, 28)]
+        history = replace(a_history(*jobs), complete_from=MONDAY + 0.5 * DAY_SECONDS)
+        split = split_history(history, SLOT, seed=0, for_training=False)
+        assert ([day.name for day in split.held_out], split.deleted) == (["2025-10-14", "2025-10-15"], 1)
+        assert split_history(history, SLOT, seed=0, for_training=False, since=MONDAY + DAY_SECONDS).deleted == 0
+        with pytest.raises(WorkloadError, match=r"not counted: 3 days of which decisions or jobs are no longer stored"):
+            split_history(replace(history, complete_from=MONDAY + 2.5 * DAY_SECONDS), SLOT, seed=0)
+
     def test_one_day_at_least_is_trained_on(self) -> None:
         split = split_history(a_history(*(a_job(number, number * 9000.0) for number in range(1, 28))), SLOT, seed=0)
         assert ([day.name for day in split.trained_on], len(split.held_out)) == (["2025-10-13"], 2)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from store.samples import PS, WORKER, a_job, a_slot, starts
 
 from dl2d.core.cluster import Node, TaskState
-from dl2d.core.jobs import NO_LAUNCH, Allocation, JobKey, JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey, JobState, Progress
 from dl2d.core.resources import Resources
-from dl2d.core.store import JobChange, RuntimePlan, TaskChange
+from dl2d.core.store import JobChange, RetentionTimes, RuntimePlan, TaskChange
 from dl2d.store.sql_store import SqlStore
 
 BEGIN, END = 1_000_000.0, 1_010_000.0
@@ -65,6 +66,39 @@ def test_sizes_of_static_jobs_that_ran_between_two_slots_are_those_that_the_mana
     added(4, BEGIN + 4, static=False)
     sizes = store.history(BEGIN, END, unreported=True).sizes
     assert sizes == {before: ((BEGIN, Allocation(3, 1)),), between: ((BEGIN + 4, Allocation(3, 1)),)}
+
+
+def test_from_when_on_nothing_was_deleted_and_the_sizes_that_jobs_had_then(store: SqlStore) -> None:
+    """Slots of before have no decisions any more, or jobs of before are gone; where no job had come, nothing is."""
+    early, late = a_job(1, submitted=int(BEGIN)), a_job(2, submitted=int(BEGIN) + 2000)
+    for job in (early, late):
+        store.add_job(job)
+
+    def recorded(number: int, *jobs: Job, had: Allocation, given: Allocation) -> None:
+        slot, at = a_slot(number, jobs), BEGIN + 1000 * number
+        entries = tuple(replace(each, previous=had, allocation=given) for each in slot.decision.jobs)
+        snapshot = replace(slot.snapshot, at=at)
+        decision = replace(slot.decision, jobs=entries)
+        store.record_slot(replace(slot, at=at, snapshot=snapshot, decision=decision, proposed=decision))
+
+    def pruned(**keep: float) -> float:
+        times = {"progress": math.inf, "decisions": math.inf, "slots": math.inf, "jobs": math.inf, **keep}
+        while store.prune(RetentionTimes(**times), END):
+            pass
+        return store.history(BEGIN - 5000, END).complete_from
+
+    one, two = Allocation(1, 1), Allocation(2, 1)
+    recorded(1, had=NOTHING, given=NOTHING)
+    recorded(2, early, had=NOTHING, given=one)
+    recorded(3, early, late, had=one, given=one)
+    recorded(4, early, late, had=one, given=two)
+    assert pruned() == 0.0
+    assert store.history(BEGIN, END).sizes[early.key] == ((BEGIN + 2000, one), (BEGIN + 4000, two))
+    assert BEGIN + 2000 < pruned(decisions=END - BEGIN - 2500) < BEGIN + 2001
+    assert store.history(BEGIN, END).sizes[early.key] == ((BEGIN, one), (BEGIN + 4000, two))
+    assert BEGIN + 4000 < pruned(decisions=0.0) < BEGIN + 4001
+    store.change_job(early.key, JobChange(state=JobState.FINISHED), BEGIN + 4500)
+    assert BEGIN + 4000 < pruned(jobs=END - BEGIN - 4600) < BEGIN + 4001
 
 
 def test_speeds_plans_and_how_long_tasks_took_to_start(store: SqlStore) -> None:
