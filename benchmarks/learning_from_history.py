@@ -1,16 +1,19 @@
 """Imitation of a recorded scheduler, and learning after it: mean completion times beside the scheduler's own.
 
     python benchmarks/learning_from_history.py [--teachers fifo drf srtf static] [--designs dl2 dl2-original]
-        [--nodes 2] [--jobs 110] [--rounds 40] [--weeks 0] [--tests 6] [--seed 0]
+        [--nodes 2] [--load 1] [--jobs 110] [--rounds 40] [--weeks 0] [--tests 6] [--floors] [--seed 0]
 
 As figure 10 of the DL2 paper. A scheduler decides for some days on a made-up site of `--nodes` nodes and is recorded in
 a store as in mode `observe`; `static` gives each job a fixed size by its model, first come, first served. The site's
 models have names that no checkpoint knows. Each policy then decides on workloads of other seeds with the true speeds,
 of which it sees only what jobs report. A change is that of the mean completion time compared with the recorded
-scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval.
+scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval. With `--load L`, L
+times as many jobs come in an hour, to the store and in the workloads: from about 4 on, jobs wait. With `--floors`, the
+workloads are replayed, for the scheduler too, while running jobs keep their minimum size, as in mode `live`.
 
 - imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says
-- imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2)
+- imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2); with 0,
+  nothing but imitation is tested
 - own weeks: dl2-original, which imitates at first, decides on `--weeks` times `--jobs` jobs more (`exploration: 0.1`),
   and after each learns for a night from all that was recorded, as a live site does; tested without exploration
 - learning alone: the same from drawn weights (dl2-original) or the initial weights of a search (dl2)
@@ -56,7 +59,7 @@ from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
-from dl2d.simulation.replay import replay
+from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
@@ -81,7 +84,7 @@ class Static:
             request = job.request
             count = (1, 2, 4)[sum(request.model.encode()) % 3]
             size = Allocation(max(min(count, request.max_workers), request.min_workers), min(count, request.max_ps))
-            blocked = blocked or allocation.add(job, size) is not None
+            blocked = blocked or allocation.add(job, size.beyond(allocation.allocations[job.key])) is not None
             allocation.refuse(job, Reason(Constraint.QUEUE, "as its user asked, in its turn"))
         return allocation.decision(self)
 
@@ -89,10 +92,10 @@ class Static:
 TEACHERS: dict[str, Callable[[], Policy]] = {"fifo": Fifo, "drf": Drf, "srtf": Srtf, "static": Static}
 
 
-def a_workload(nodes: int, jobs: int, seed: int) -> Workload:
+def a_workload(nodes: int, load: float, jobs: int, seed: int) -> Workload:
     """The load of a node is the same for each number of nodes."""
     source = (
-        f"generator:poisson?nodes={nodes}&jobs={jobs}&rate={nodes / 8:g}&median_seconds=9000&most_gpus=4"
+        f"generator:poisson?nodes={nodes}&jobs={jobs}&rate={load * nodes / 8:g}&median_seconds=9000&most_gpus=4"
         f"&slot_seconds={SLOT:g}"
     )
     made = load_source(source, seed=seed).workload
@@ -105,7 +108,7 @@ def a_workload(nodes: int, jobs: int, seed: int) -> Workload:
 
 def learned(options: argparse.Namespace, url: str, folder: Path, design: str) -> dict[str, Checkpoint]:
     """The checkpoints that are compared, by what they learned from."""
-    made = partial(a_workload, options.nodes)
+    made = partial(a_workload, options.nodes, options.load)
     with closing(SqlStore(url)) as store:
         slots = [slot for each in reversed(store.slots(limit=5000)) if (slot := store.slot(each.number)) is not None]
         days, seed = int((slots[-1].at - MONDAY) // DAY), options.seed
@@ -123,13 +126,11 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             own = with_checkpoint().checkpoint
             imitated = imitate_with_scorer(recordings, own, history.speeds, slot_seconds=SLOT, seed=seed).fitted
             drawn = initial_weights(0, np.random.default_rng(seed))
+            if not options.rounds:
+                return {"imitation": imitated, "as shipped": own}
             alone = night(replace(own, weights={**own.weights, "scorer": drawn}), "alone")
             found = {"as shipped": own}
         else:
-            paper = PaperSettings(teacher="")
-            imitated = imitate_recordings(
-                recordings, replace(paper, supervised_updates=400), slot_seconds=SLOT, seed=seed
-            ).checkpoint
             split = recorded_days(
                 site(url, design, folder),
                 store,
@@ -138,6 +139,12 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
                 tell=lambda *_, **__: None,
                 expected_speeds=True,
             )
+            paper = replace(PaperSettings(teacher=""), supervised_updates=400)
+            imitated = imitate_recordings(
+                recordings, paper, slot_seconds=SLOT, seed=seed, workloads=split.training
+            ).checkpoint
+            if not options.rounds:
+                return {"imitation": imitated}
             how = replace(SITE, iterations=options.rounds)
             alone, found = train(split.training, split.validation, how, seed=seed), {}
             live = imitated
@@ -161,9 +168,10 @@ def site(url: str, design: str, checkpoint: Path) -> Settings:
 
 def main() -> None:
     options = options_of(
-        __doc__, teachers=list(TEACHERS), designs=list(POLICIES), nodes=2, jobs=110, rounds=40, weeks=0, tests=6, seed=0
-    )
-    made = partial(a_workload, options.nodes)
+        __doc__, teachers=list(TEACHERS), designs=list(POLICIES), nodes=2, load=1.0, jobs=110, rounds=40, weeks=0,
+        tests=6, floors=False, seed=0,
+    )  # fmt: skip
+    made, jct = partial(a_workload, options.nodes, options.load), partial(mean_jct, rules=Rules(floors=options.floors))
     tests = [made(20 * options.nodes, 1000 + 100 * options.seed + number) for number in range(options.tests)]
     for teacher in options.teachers:
         with tempfile.TemporaryDirectory() as name:
@@ -182,8 +190,8 @@ def main() -> None:
                          high=high, learned_in_cpu_s=seconds)  # fmt: skip
 
 
-def jct(workload: Workload, policy: Policy) -> float:
-    return replay(workload, policy, LoadBalance(), timer=time.process_time).avg_jct
+def mean_jct(workload: Workload, policy: Policy, rules: Rules) -> float:
+    return replay(workload, policy, LoadBalance(), rules=rules, timer=time.process_time).avg_jct
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def supervised(
         with recorded.explained():
             found = learning.imitate_recordings(
                 recorded.slots, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                tell=show,
+                workloads=() if recorded.days is None else recorded.days.training, tell=show,
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)
         problem = imitation_problem(found.comparison, found.yardstick)

@@ -30,7 +30,7 @@ from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload, to_request
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.remaining_time import MIN_WORK_LEFT
+from dl2d.throughput.remaining_time import epochs_left_of_all
 
 
 class Measurements:
@@ -175,8 +175,7 @@ def fill(clusters: Clusters, frontiers: FrontierArrays, group: Ints, which: Ints
     at = which[:, None], order
     library, workload = clusters.library, clusters.workload[which]
     declared = clusters.declared[at]
-    beyond, least = clusters.done[at] - declared, MIN_WORK_LEFT * declared
-    epochs = np.where(beyond > least, clusters.done[at], np.maximum(-beyond, least))  # as epochs_left
+    epochs = epochs_left_of_all(declared, clusters.done[at])
     samples = epochs * library.samples[workload[:, None], order]
     cluster_jobs = ClusterJobs.of(frontiers, group[at], here, samples, library.slot_seconds[workload])
     states = np.zeros(here.shape, dtype=np.int64)

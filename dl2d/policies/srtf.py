@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.greedy_allocation import GreedyAllocation, serve_in_order
-from dl2d.throughput.remaining_time import measured_or_mean_speeds, samples_left
+from dl2d.throughput.remaining_time import remaining_seconds
 
 
 class Srtf:
@@ -43,7 +43,7 @@ class Srtf:
         """See ``dl2d.core.policy.Policy``. Cost: jobs x log jobs, and the bundles."""
         del rng
         allocation = GreedyAllocation(snapshot, packing, whole_bundles=self._whole_bundles)
-        left = _fractions(snapshot) if self._by_fraction else _seconds(snapshot)
+        left = _fractions(snapshot) if self._by_fraction else remaining_seconds(snapshot)
         order = sorted(snapshot.jobs, key=lambda job: left[job.key])  # stable: equal ones stay in submit order
         unit = "of its epochs" if self._by_fraction else "s"
         serve_in_order(allocation, order, lambda ahead: f"has less left ({left[ahead.key]:.3g} {unit})")
@@ -56,9 +56,3 @@ class Srtf:
 
 def _fractions(snapshot: Snapshot) -> dict[JobKey, float]:
     return {job.key: max(1.0 - job.progress.epoch / job.request.epochs, 0.0) for job in snapshot.jobs}
-
-
-def _seconds(snapshot: Snapshot) -> dict[JobKey, float]:
-    """Remaining time of each job, seconds."""
-    speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
-    return {job.key: samples_left(job) / speeds[job.key] for job in snapshot.jobs}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from dl2d.core.array_types import Floats, Ints
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.throughput.optimus_loss_curve import LossFit
@@ -43,6 +43,32 @@ def epochs_left(declared: float, done: float) -> float:
     return done if beyond > MIN_WORK_LEFT * declared else max(-beyond, MIN_WORK_LEFT * declared)
 
 
+def epochs_left_of_all(declared: Floats, done: Floats) -> Floats:
+    """``epochs_left`` of many jobs."""
+    beyond, least = done - declared, MIN_WORK_LEFT * declared
+    return np.where(beyond > least, done, np.maximum(-beyond, least))
+
+
+def remaining_seconds(snapshot: Snapshot) -> dict[JobKey, float]:
+    """Remaining time of each job at the speed at which it last trained, or else at that of others like it.
+
+    See ``measured_or_mean_speeds``. Of a job that nobody reports on it is the rest of its time limit.
+    """
+    speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
+    # Such a job's sample is a second.
+    return {job.key: samples_left(job) / (1.0 if job.unreported else speeds[job.key]) for job in snapshot.jobs}
+
+
+def shortest_first(seconds: Floats, clusters: Ints) -> Ints:
+    """Place, from 0, of each of M jobs in the order of remaining time in its cluster; equal ones stay in their order.
+
+    ``clusters`` are numbers in ascending order.
+    """
+    places = np.empty(len(seconds), dtype=np.int64)
+    places[np.lexsort((seconds, clusters))] = np.arange(len(seconds)) - np.searchsorted(clusters, clusters)
+    return places
+
+
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     """Work that is left until an epoch lowers the loss by less than ``threshold``, a fraction of the largest loss.
 
@@ -74,13 +100,23 @@ def measured_or_mean_speeds(snapshot: Snapshot, measured_speed: Callable[[Job], 
     measured_speed
         Speed of a job, in any unit; None, or one that is not a positive number, where it was not measured.
     """
-    measured: dict[JobKey, float] = {}
-    by_type: dict[str, list[float]] = defaultdict(list)
-    for job in snapshot.jobs:
-        speed = measured_speed(job)
-        if speed is not None and 0.0 < speed < math.inf:
-            measured[job.key] = speed
-            by_type[job.request.model].append(speed)
-    means = {model: statistics.fmean(speeds) for model, speeds in by_type.items()}
-    overall = statistics.fmean(measured.values()) if measured else 1.0
-    return {job.key: measured.get(job.key) or means.get(job.request.model, overall) for job in snapshot.jobs}
+    models = {model: number for number, model in enumerate({job.request.model: None for job in snapshot.jobs})}
+    speeds = np.array([measured_speed(job) or 0.0 for job in snapshot.jobs])
+    types = np.array([models[job.request.model] for job in snapshot.jobs], dtype=np.int64)
+    found = speeds_or_means(speeds, types, np.zeros_like(types)).tolist()
+    return {job.key: speed for job, speed in zip(snapshot.jobs, found, strict=True)}
+
+
+def speeds_or_means(speeds: Floats, types: Ints, clusters: Ints) -> Floats:
+    """``measured_or_mean_speeds`` of M jobs, each with the number of its model type and of its cluster."""
+    measured = (speeds > 0.0) & (speeds < np.inf)
+
+    def means(of: Ints, otherwise: Floats) -> Floats:
+        """Of the jobs with equal numbers, where any was measured."""
+        size = int(of.max(initial=-1)) + 1
+        counts = np.bincount(of[measured], minlength=size)[of]
+        sums = np.bincount(of[measured], speeds[measured], minlength=size)[of]
+        return np.where(counts > 0, sums / np.maximum(counts, 1), otherwise)
+
+    by_type = clusters * (int(types.max(initial=0)) + 1) + types
+    return np.where(measured, speeds, means(by_type, means(clusters, np.ones_like(speeds))))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,23 +15,27 @@ import numpy as np
 from dl2d.core.array_types import Bools
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.errors import TooFewSamples
+from dl2d.core.errors import Dl2dError, TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Tell
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.policies.dl2_paper.sizing_state import Sizing
 from dl2d.simulation.policy_lookup import find_policy
-from dl2d.simulation.replay import replay
+from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
 #: Workloads that demonstrations are taken from, where there are so many.
 _WORKLOADS: Final = 16
+#: Slots after which a replay is ended.
+_MAX_SLOTS: Final = 2000
 
 
 def demonstrations_in(
@@ -110,6 +116,26 @@ def recordings_of(name: str, workload: Workload) -> list[Recording]:
     replay(workload, recorder, chosen.placement_of(name), rules=chosen.rules, timer=time.perf_counter)
     # The network's own steps are placed as the preset does for it, whatever its teacher's are.
     return [Recording(snapshot, decision, chosen.placement) for snapshot, decision in recorder.slots]
+
+
+def demonstrated_under_floors(
+    teacher: Policy, actor: Policy, workloads: Sequence[Workload], placement: Placement, tell: Tell
+) -> list[Recording]:
+    """What a teacher decides in the states to which an actor comes when running jobs keep their minimum size.
+
+    A replay ends early if the actor starts no job any more, or cannot decide.
+    """
+    found: list[Recording] = []
+    for number, workload in enumerate(workloads):
+        tell("recorded days replayed", number, len(workloads), f"decided by {actor.name}")
+        recorder = _Recorder(actor)
+        with contextlib.suppress(Dl2dError):
+            replay(workload, recorder, placement, rules=Rules(floors=True, most_slots=_MAX_SLOTS), timer=lambda: 0.0)
+        for snapshot, decision in recorder.slots:
+            seen = Recording(snapshot, decision, placement)
+            asked = decision if actor is teacher else teacher.decide(snapshot, seen.packing(), np.random.default_rng(0))
+            found.append(replace(seen, decision=asked))
+    return found
 
 
 class _Recorder:

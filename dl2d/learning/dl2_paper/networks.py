@@ -17,7 +17,7 @@ from dl2d.core.errors import CheckpointError, Diverged
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
-from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, Layout, ObservationEncoding
+from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, TIMES, Layout, ObservationEncoding
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
 _OUTPUT_DEVIATION: Final = 0.01
@@ -197,7 +197,7 @@ def adopt(network: Net, start: Checkpoint, encoding: ObservationEncoding) -> Non
     """Take over the policy of a checkpoint, whose types and resources may be others.
 
     What both know is as it was; a type that the checkpoint does not know begins as the mean of those that it knows, and
-    a resource, extras, or sizes that users ask for, with no influence; extras and sizes that the network is not to see
+    a resource, and features that not every network has, with no influence; such features that the network is not to see
     are left out.
 
     Raises
@@ -222,7 +222,8 @@ def adopt(network: Net, start: Checkpoint, encoding: ObservationEncoding) -> Non
         end = len(old.models) + SCALARS
         shown = [*types, by_job[:, :, len(old.models) : end]]
         asked_sizes = (ASKED, old.layout.asked_sizes, encoding.layout.asked_sizes)
-        for count, is_known, is_wanted in (asked_sizes, (EXTRAS, old.extras, encoding.extras)):
+        times = (TIMES, old.remaining_times, encoding.remaining_times)
+        for count, is_known, is_wanted in (asked_sizes, times, (EXTRAS, old.extras, encoding.extras)):
             if is_wanted:
                 known = by_job[:, :, end : end + count]
                 shown.append(known if is_known else np.zeros((len(first), jobs, count), first.dtype))
@@ -248,6 +249,7 @@ def described(encoding: ObservationEncoding, network: NetworkKind, *, sampled: b
         "first_bundles": encoding.first_bundles,
         "last_bundles": encoding.last_bundles,
         "extras": encoding.extras,
+        "remaining_times": encoding.remaining_times,
         "usual_sizes": [list(size) for size in encoding.usual_sizes],
         "fixed_sizes": encoding.fixed_sizes,
         "sampled": sampled,

@@ -43,7 +43,7 @@ class SampleCollector:
         count, jobs = settings.clusters, settings.window
         self._rng = np.random.default_rng(seed)
         self._clusters = Clusters(library, count)
-        self.windows = Windows(self._clusters, jobs, first_bundles=settings.first_bundles, extras=settings.extras)
+        self.windows = _windows(self._clusters, settings)
         everywhere = np.arange(count)
         self._clusters.reset(everywhere, generators=self._rng.spawn(count))
         self._advance()
@@ -213,6 +213,13 @@ class SampleCollector:
             clusters.reset(over)
 
 
+def _windows(clusters: Clusters, settings: Settings) -> Windows:
+    return Windows(
+        clusters, settings.window, first_bundles=settings.first_bundles, extras=settings.extras,
+        remaining_times=settings.remaining_times,
+    )  # fmt: skip
+
+
 def rewards_of(report: SlotReport, settings: Settings) -> Floats:
     """Reward of each job in a slot, shape (k, jobs); 0 for jobs that were not there."""
     if settings.reward is Reward.PROGRESS:
@@ -243,7 +250,7 @@ def score(library: Library, settings: Settings, policy: Network, *, seed: int) -
     everywhere = np.arange(2 * count)
     clusters = Clusters(library, 2 * count)
     clusters.reset(everywhere, np.tile(np.arange(count), 2), [np.random.default_rng(0) for _ in everywhere])
-    windows = Windows(clusters, settings.window, first_bundles=settings.first_bundles, extras=settings.extras)
+    windows = _windows(clusters, settings)
     windows.begin(everywhere)
     windows.refresh()
     noise = np.zeros((2 * count, 3 * windows.jobs + 1))

@@ -104,6 +104,8 @@ class Settings(Record):
     #: learning, which is slower with them, and in imitation, which needs them.
     extras: Flag = False
     supervised_extras: Flag = True
+    #: Whether observations have the features of the remaining time (``TIMES``, ibid.) in actor-critic learning.
+    remaining_times: Flag = False
     #: Clusters that each learner simulates at once.
     clusters: Annotated[int, Whole(1, 4096)] = 128
     most_slots: Annotated[int, Whole(1, 100_000)] = 1000
@@ -162,8 +164,8 @@ class Settings(Record):
 #: Learning from a site's days, where jobs may have only a few tasks: the network gets the extra features, and there are
 #: more updates, with a larger learning rate, than by default.
 SITE: Final = Settings(
-    teacher="", extras=True, reward=Reward.LOG_EPOCHS, clusters=128, samples=4096, minibatch=512, rate=5e-3,
-    last_rate=5e-4, entropy=3e-3, validate_every=10,
+    teacher="", extras=True, remaining_times=True, reward=Reward.LOG_EPOCHS, clusters=128, samples=4096, minibatch=512,
+    rate=5e-3, last_rate=5e-4, entropy=3e-3, validate_every=10,
 )  # fmt: skip
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
 PAPER: Final = Settings(

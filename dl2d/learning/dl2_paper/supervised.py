@@ -16,8 +16,9 @@ from torch import Tensor
 
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job
+from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell, silent
-from dl2d.learning.dl2_paper.demonstrations import demonstrations_in
+from dl2d.learning.dl2_paper.demonstrations import demonstrated_under_floors, demonstrations_in
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
@@ -43,6 +44,10 @@ from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ranges
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
+from dl2d.policies.drf import Drf
+from dl2d.policies.fifo import Fifo
+from dl2d.policies.srtf import Srtf
+from dl2d.simulation.workload.format import Workload
 
 #: The largest J that is chosen for a network that can have any.
 _MAX_WINDOW: Final = 128
@@ -50,6 +55,11 @@ _MAX_WINDOW: Final = 128
 #: lowest before, after which learning stops.
 _UPDATES_PER_CHECK: Final = 10
 _CHECKS_WITHOUT_GAIN: Final = 5
+#: Part of the tasks by which a known scheduler's sizes may differ from the recorded ones, and slots that this is seen
+#: in; and recorded days in which it is asked.
+_MAX_DIFFERING: Final = 0.01
+_COMPARED: Final = 300
+_DAYS: Final = 6
 
 #: Called after each update with its number, the number of all, and the loss.
 OnUpdate = Callable[[int, int, float], None]
@@ -161,6 +171,7 @@ def imitate_recordings(
     slot_seconds: float,
     seed: int,
     min_jobs: int = MIN_JOBS,
+    workloads: Sequence[Workload] = (),
     tell: Tell = silent,
 ) -> Imitation:
     """Learn from slots that a daemon recorded, oldest first.
@@ -169,6 +180,11 @@ def imitate_recordings(
     (``split_recordings``). For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one
     batch: an observation does not show what is left for later batches. Where jobs of fixed size of one model type have
     different ones, the network sees the size that each job asks for.
+
+    Where one of dl2d's policies gives the recorded sizes (``known_scheduler``), it is also asked in ``workloads``, the
+    recorded days, while running jobs keep their minimum size: in the slots to which its own decisions lead, then in
+    those to which the network's lead (dataset aggregation: Ross, Gordon, Bagnell, "A reduction of imitation learning
+    and structured prediction to no-regret online learning", 2011).
 
     Raises
     ------
@@ -194,6 +210,7 @@ def imitate_recordings(
         last_bundles=not first_bundles,
         slot_seconds=slot_seconds,
         extras=settings.supervised_extras,
+        remaining_times=settings.supervised_extras,
         usual_sizes=usual_sizes(jobs, models, always=fixed_sizes),
         fixed_sizes=fixed_sizes,
     )
@@ -206,12 +223,8 @@ def imitate_recordings(
 
         return demonstrations_in(mixed(), encoding, labels=settings.labels, kept=1.0, rng=rng, most=most)
 
-    with deterministic():
-        rng = np.random.default_rng([seed, 2])
-        shown = steps(split.training, 40_000)
-        stopping = None
-        with contextlib.suppress(TooFewSamples):  # no job waited in these slots
-            stopping = steps(split.stopping, 4_000)
+    def learned(recordings: Sequence[Recording]) -> tuple[Checkpoint, Demonstrations, list[float]]:
+        shown = steps(recordings, 40_000)
         network = policy_network(settings.network, encoding.layout, settings.hidden)
         begin(network, torch.Generator().manual_seed(seed), encoding)
         losses = fit(
@@ -222,6 +235,21 @@ def imitate_recordings(
             policy="dl2-original", weights=weights_of(network, "policy"),
             settings=described(encoding, settings.network, sampled=False), training={},
         )  # fmt: skip
+        return made, shown, losses
+
+    with deterministic():
+        rng = np.random.default_rng([seed, 2])
+        stopping = None
+        with contextlib.suppress(TooFewSamples):  # no job waited in these slots
+            stopping = steps(split.stopping, 4_000)
+        slots, placement, days = list(split.training), given[0].placement, workloads[:_DAYS]
+        teacher = None if fixed_sizes or not days else known_scheduler(slots)
+        if teacher is not None:
+            slots += demonstrated_under_floors(teacher, teacher, days, placement, tell)
+        made, shown, losses = learned(slots)
+        if teacher is not None:
+            slots += demonstrated_under_floors(teacher, Dl2PaperPolicy(made), days, placement, tell)
+            made, shown, losses = learned(slots)
         ways = {
             sampled: compare_sizes(
                 sizes_of(Dl2PaperPolicy(made, sampled=sampled), seed), split.compared,
@@ -243,6 +271,15 @@ def imitate_recordings(
         checkpoint=replace(made, settings={**made.settings, "sampled": sampled}, training=training),
         losses=tuple(losses), demonstrations=len(shown), comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
+
+
+def known_scheduler(recordings: Sequence[Recording]) -> Policy | None:
+    """The policy of dl2d's that gives nearly all recorded sizes; None if none does."""
+    some = recordings[:: max(1, len(recordings) // _COMPARED)]
+    for policy in (Drf(), Fifo(), Srtf()):
+        if compare_sizes(sizes_of(policy, 0), some).differing < _MAX_DIFFERING:
+            return policy
+    return None
 
 
 def grows_jobs_while_others_wait(recordings: Sequence[Recording]) -> bool:

@@ -255,7 +255,7 @@ class _Training:
         self.encoding = ObservationEncoding(
             window=settings.window, models=everything.models, resources=everything.resources,
             first_bundles=settings.first_bundles, slot_seconds=float(self._validation.slot_seconds[0]),
-            extras=settings.extras, usual_sizes=usual_sizes,
+            extras=settings.extras, usual_sizes=usual_sizes, remaining_times=settings.remaining_times,
         )  # fmt: skip
         self._generator = torch.Generator().manual_seed(seed)
         layout, by_job = self.encoding.layout, settings.credit is not Credit.SLOT
@@ -275,8 +275,8 @@ class _Training:
         """A checkpoint to begin with, after its validation with the types and resources of these workloads."""
         own = _encoding_of(start)
         encoding = replace(
-            self.encoding, window=own.window, extras=own.extras, first_bundles=own.first_bundles,
-            last_bundles=own.last_bundles, fixed_sizes=own.fixed_sizes,
+            self.encoding, window=own.window, extras=own.extras, remaining_times=own.remaining_times,
+            first_bundles=own.first_bundles, last_bundles=own.last_bundles, fixed_sizes=own.fixed_sizes,
         )  # fmt: skip
         network = policy_network(self._settings.network, encoding.layout, self._settings.hidden)
         adopt(network, start, encoding)
@@ -319,6 +319,7 @@ class _Training:
             self._settings,
             first_bundles=encoding.first_bundles,
             extras=encoding.extras,
+            remaining_times=encoding.remaining_times,
             window=encoding.window,
         )
         found = score(self._validation, settings, for_acting(net), seed=self._seed)

@@ -22,14 +22,19 @@ Observations = Floats32
 SCALARS: Final = 5
 #: Features that not every network has: place in the batch, remaining share of the epochs, logarithms of workers, PSs.
 EXTRAS: Final = 4
-#: Features of the size that a job's user asks for, which not every network has either; they stand before the extra
-#: ones: logarithms of the workers and PSs that the job lacks of it.
+#: Features of the size that a job's user asks for, which not every network has either: logarithms of the workers and
+#: PSs that the job lacks of it; and of the remaining time: its logarithm, in slots, and the job's place in this order.
+#: They stand in this order before the extra ones.
 ASKED: Final = 2
+TIMES: Final = 2
 #: What features are divided by, so that usual values are near 1.
 _AGE_SCALE: Final = 3.0
 _REMAINING_SCALE: Final = 8.0
 _TASKS_SCALE: Final = 16.0
 _PLACE_SCALE: Final = 4.0
+_TIME_SCALE: Final = 3.0
+#: Largest value of the remaining time's feature: that of 26 billion slots.
+_MAX_TIME: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,15 @@ class Layout:
     extras: bool
     #: Whether jobs have the features of the size that their users ask for.
     asked_sizes: bool = False
+    #: Whether jobs have the features of the remaining time.
+    remaining_times: bool = False
 
     @property
     def features(self) -> int:
         """F."""
-        return self.types + SCALARS + ASKED * self.asked_sizes + EXTRAS * self.extras
+        return (
+            self.types + SCALARS + ASKED * self.asked_sizes + TIMES * self.remaining_times + EXTRAS * self.extras
+        )  # fmt: skip
 
     @property
     def length(self) -> int:
@@ -82,6 +91,7 @@ class Layout:
             [1.0] * self.types
             + [8.0, 8.0, 1.0, 64.0, 64.0]
             + [8.0] * ASKED * self.asked_sizes
+            + [_MAX_TIME, self.window / _PLACE_SCALE] * self.remaining_times
             + [self.window / _PLACE_SCALE, 1.0, 8.0, 8.0] * self.extras
         )
         high = np.array(job * self.window + [1.0] * self.resources, dtype=np.float32)
@@ -104,6 +114,8 @@ class ObservationEncoding:
     last_bundles: bool = False
     #: Jobs have the features that not every network has.
     extras: bool = False
+    #: Jobs have the features of the remaining time (``dl2d.throughput.remaining_time.remaining_seconds``).
+    remaining_times: bool = False
     #: Usual size of each model type, where jobs have the features of the size that their users ask for; of a job whose
     #: user asks for none it is that of its type. Empty where they do not have these features.
     usual_sizes: tuple[Allocation, ...] = ()
@@ -115,7 +127,7 @@ class ObservationEncoding:
         """Shape of its observations."""
         return Layout(
             window=self.window, types=len(self.models), resources=len(self.resources), extras=self.extras,
-            asked_sizes=bool(self.usual_sizes),
+            asked_sizes=bool(self.usual_sizes), remaining_times=self.remaining_times,
         )  # fmt: skip
 
     @property
@@ -161,14 +173,16 @@ class ObservationEncoding:
             last_bundles=bool(settings.get("last_bundles", False)),
             slot_seconds=float(settings["slot_seconds"]),
             extras=bool(settings.get("extras", False)),
+            remaining_times=bool(settings.get("remaining_times", False)),
             usual_sizes=usual_sizes,
             fixed_sizes=bool(settings.get("fixed_sizes", False)),
         )
 
 
 def job_features(
-    layout: Layout, *, types: Ints, ages: Ints, remaining: Floats, declared: Floats, places: Ints
-) -> Observations:
+    layout: Layout, *, types: Ints, ages: Ints, remaining: Floats, declared: Floats, places: Ints,
+    times: Floats | None = None,
+) -> Observations:  # fmt: skip
     """Features of M jobs that stay as they are while sizes are chosen, shape (M, F); those of sizes are 0.
 
     Parameters
@@ -181,6 +195,9 @@ def job_features(
         Epochs.
     places
         Place in the batch, from 0.
+    times
+        Remaining time in slots, and place in this order among all jobs of the cluster, from 0, shape (M, 2); needed
+        where the layout has features of them.
     """
     features = np.zeros((len(types), layout.features), dtype=np.float32)
     known = np.flatnonzero(types >= 0)
@@ -190,6 +207,11 @@ def job_features(
     if layout.extras:
         features[:, layout.features - EXTRAS] = places / _PLACE_SCALE
         features[:, layout.features - EXTRAS + 1] = remaining / declared
+    if layout.remaining_times:
+        assert times is not None
+        at = layout.types + SCALARS + ASKED * layout.asked_sizes
+        features[:, at] = np.minimum(np.log1p(times[:, 0]) / _TIME_SCALE, _MAX_TIME)
+        features[:, at + 1] = np.minimum(times[:, 1], layout.window) / _PLACE_SCALE
     return features
 
 

@@ -33,6 +33,7 @@ from dl2d.policies.dl2_paper.observation import (
     job_features,
     size_features,
 )
+from dl2d.throughput.remaining_time import remaining_seconds, shortest_first
 
 #: What the actions of a job give it that may have any number of workers.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
@@ -74,6 +75,13 @@ class Sizing:
         #: Capacity of the cluster by resource, in the encoding's order, shape (R,); what it has nothing of counts 1.
         self.capacity = np.maximum(self.amounts(snapshot.capacity), 1)
         self._used = self.amounts(snapshot.capacity) - self.amounts(packing.left())
+        #: Remaining time of each job in slots, and its place in this order; empty where the network sees neither.
+        self._times: dict[JobKey, tuple[float, int]] = {}
+        if encoding.remaining_times:
+            seconds = remaining_seconds(snapshot)
+            slots = np.array(list(seconds.values())) / encoding.slot_seconds
+            places = shortest_first(slots, np.zeros(len(slots), dtype=np.int64))
+            self._times = dict(zip(seconds, zip(slots.tolist(), places.tolist(), strict=True), strict=True))
         #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
         self._kinds: dict[tuple[object, ...], int] = {}
         self.closed: set[int] = set()
@@ -121,6 +129,10 @@ class Sizing:
     def first_size(self, job: Job) -> Allocation:
         """What a job's first step leads to: its minimum size, or the one that its user asks for."""
         return self._first[job.key]
+
+    def remaining_times(self, jobs: Sequence[Job]) -> Floats | None:
+        """Remaining times of jobs, and their places, shape (jobs, 2); None where the network sees neither."""
+        return np.array([self._times[job.key] for job in jobs]) if self._times else None
 
     def _fixed_size(self, job: Job) -> Allocation:
         """The size that a job's user asks for; its minimum where there is no room for that even without other jobs."""
@@ -292,6 +304,7 @@ class Batch:
             remaining=np.maximum(declared - np.where(np.isfinite(done), done, 0.0), 0.0),
             declared=declared,
             places=np.arange(len(jobs)),
+            times=sizing.remaining_times(jobs),
         )
         self._show(np.arange(len(jobs)))
 

@@ -108,6 +108,8 @@ class Clusters:
         self.present: Bools = np.zeros((count, jobs), dtype=np.bool_)
         self.sizes: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
         self.done: Floats = np.zeros((count, jobs))
+        #: Speed of each job in its last slot, in samples/s; 0 if it did not train in it.
+        self.last_speed: Floats = np.zeros((count, jobs))
         self.last_slot: Ints = np.full((count, jobs), -1, dtype=np.int64)
         self.fraction: Floats = np.zeros((count, jobs))
         #: Free amounts of each node, shape (R, N, M); used amounts of each cluster, shape (R, N); and the placement's
@@ -123,8 +125,9 @@ class Clusters:
         self._speeds = library.speeds.reshape(-1)
         #: Where in ``_speeds`` the size (0, 0) of a job stands.
         self._speed: Ints = np.zeros((count, jobs), dtype=np.int64)
-        self._samples: Floats = np.ones((count, jobs))
-        self._seconds: Floats = np.ones(count)
+        #: Samples of an epoch of each job, and seconds of a slot, shape (N,).
+        self.samples: Floats = np.ones((count, jobs))
+        self.seconds: Floats = np.ones(count)
 
     @property
     def over(self) -> Bools:
@@ -191,11 +194,11 @@ class Clusters:
         self.asks[which, :, _BUNDLE] = library.demand[chosen].sum(axis=2)
         _, rows, columns = library.speeds.shape
         self._speed[which] = library.speed[chosen] * (rows * columns)
-        self._samples[which] = library.samples[chosen]
-        self._seconds[which] = library.slot_seconds[chosen]
+        self.samples[which] = library.samples[chosen]
+        self.seconds[which] = library.slot_seconds[chosen]
         self.capacity[which] = np.maximum(library.capacity[chosen], 0).sum(axis=1)
         self.left[which] = library.jobs[chosen]
-        self.done[which] = 0.0
+        self.done[which] = self.last_speed[which] = 0.0
         self.last_slot[which] = -1
         self.fraction[which] = 0.0
         self.played[which] = 0
@@ -326,7 +329,7 @@ class Clusters:
         columns = self.library.speeds.shape[2]
         speed = self._speeds[self._speed[which] + ps * columns + workers]
         # In the order of Workload.epochs_in_slot, so that results are the same to the last bit.
-        epochs = np.where(runs, speed * self._seconds[which][:, None] / self._samples[which], 0.0)
+        epochs = np.where(runs, speed * self.seconds[which][:, None] / self.samples[which], 0.0)
         if self._noise:
             for place, cluster in enumerate(which.tolist()):
                 jobs = int(self.library.jobs[self.workload[cluster]])
@@ -347,6 +350,7 @@ class Clusters:
             epochs=epochs, rate=epochs / declared, progress=progress / declared, ended=ended, fraction=fraction,
         )  # fmt: skip
         self.done[which] = done + progress
+        self.last_speed[which] = epochs * self.samples[which] / self.seconds[which][:, None]
         if ended.any():
             rows, jobs_ = np.nonzero(ended)
             at = which[rows], jobs_

@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dl2d.core.array_types import Bools, Ints
+from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.policies.dl2_paper.observation import Layout, Observations, dominant_share, job_features, size_features
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport, in_bundles
+from dl2d.throughput.remaining_time import epochs_left_of_all, shortest_first, speeds_or_means
 
 Masks = NDArray[np.int8]
 
@@ -37,11 +38,14 @@ class Windows:
     extras
         Show each job's place in the batch and the remaining fraction of its epochs, too, which is what schedulers go by
         that serve one job after the other, and the logarithms of its tasks, for small numbers of them to differ more.
+    remaining_times
+        Show the remaining time of each job, and its place in this order.
     """
 
     def __init__(
-        self, clusters: Clusters, jobs: int = 20, *, first_bundles: bool = False, extras: bool = False
-    ) -> None:
+        self, clusters: Clusters, jobs: int = 20, *, first_bundles: bool = False, extras: bool = False,
+        remaining_times: bool = False,
+    ) -> None:  # fmt: skip
         if jobs < 1:
             raise ValueError(f"jobs: expected a window of 1 or more jobs, got {jobs}")
         self.clusters = clusters
@@ -53,7 +57,7 @@ class Windows:
         library = clusters.library
         self.layout = Layout(
             window=jobs, types=len(library.models), resources=self._resources, extras=extras,
-            asked_sizes=bool(library.usual_sizes),
+            asked_sizes=bool(library.usual_sizes), remaining_times=remaining_times,
         )  # fmt: skip
         self._all = np.arange(count)
         #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
@@ -206,8 +210,23 @@ class Windows:
             remaining=np.maximum(declared - clusters.done.take(at), 0.0),
             declared=declared,
             places=columns,
+            times=self._remaining_times(which)[rows, jobs] if self.layout.remaining_times else None,
         )
         return rows, columns, jobs
+
+    def _remaining_times(self, which: Ints) -> Floats:
+        """Remaining time of each job in slots, and its place in this order, shape (N, J, 2)."""
+        clusters = self.clusters
+        chosen = np.zeros_like(clusters.present)
+        chosen[which] = clusters.present[which]
+        at = np.nonzero(chosen)
+        rows = at[0]
+        epochs = epochs_left_of_all(clusters.declared[at], clusters.done[at])
+        speeds = speeds_or_means(clusters.last_speed[at], clusters.model[at], rows)
+        slots = epochs * clusters.samples[at] / speeds / clusters.seconds[rows]
+        times = np.zeros((*clusters.present.shape, 2))
+        times[at] = np.stack([slots, shortest_first(slots, rows)], axis=1)
+        return times
 
     def _show_sizes(self, rows: Ints, columns: Ints, jobs: Ints) -> None:
         """Bring the sizes of jobs up to date in the columns of their windows."""

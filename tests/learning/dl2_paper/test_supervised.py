@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +9,16 @@ import pytest
 import torch
 from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
+from recorded_site import Listening
 from simulation.drawn import drawn
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import CheckpointError, TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.learning.dl2_paper.demonstrations import demonstrations_of
+from dl2d.core.policy import Policy
+from dl2d.core.progress import silent
+from dl2d.learning.dl2_paper.demonstrations import demonstrated_under_floors, demonstrations_of
 from dl2d.learning.dl2_paper.networks import adopt, begin, described, policy_network, weights_of
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
@@ -23,6 +27,7 @@ from dl2d.learning.dl2_paper.supervised import (
     grows_jobs_while_others_wait,
     imitate_recordings,
     imitation_loss,
+    known_scheduler,
     usual_sizes,
 )
 from dl2d.learning.dl2_paper.trainer import continuing, train
@@ -34,7 +39,9 @@ from dl2d.policies.dl2_paper.observation import Layout, ObservationEncoding
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
+from dl2d.policies.srtf import Srtf
 from dl2d.simulation.policy_lookup import replay_by_name
+from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
@@ -311,6 +318,52 @@ def test_who_serves_jobs_whole_is_seen_by_those_that_wait(
     decided = tuple(JobDecision(job.key, Allocation(*size), reason) for job, size in zip(jobs, sizes, strict=True))
     recording = Recording(a_snapshot(jobs, cluster(1, cpu=8)), Decision("some", "1", decided), LoadBalance())
     assert grows_jobs_while_others_wait([recording]) is whole
+
+
+OVERLOADED = "generator:poisson?nodes=1&jobs={}&rate=0.5&stretch=8&median_seconds=3000&most_gpus=4&slot_seconds=1200"
+
+
+def recorded(policy: Policy, workload: Workload) -> list[Recording]:
+    """Slots in which jobs may be paused, as in the papers."""
+    listening = Listening(policy)
+    replay(workload, listening, LoadBalance(), timer=time.perf_counter)
+    return [Recording(snapshot, decision, LoadBalance()) for snapshot, decision in listening.heard]
+
+
+@pytest.mark.parametrize("policy", [Drf(), Fifo(), Srtf()])
+def test_a_scheduler_is_known_by_its_sizes_and_asked_while_running_jobs_keep_their_minimum(policy: Policy) -> None:
+    workload = load_source(OVERLOADED.format(20), seed=1).workload
+    slots = recorded(policy, workload)
+    assert not any(each.snapshot.floors for each in slots)
+    found = known_scheduler(slots)
+    assert found is not None
+    assert found.name == policy.name
+    for actor in (found, Drf()):
+        shown = demonstrated_under_floors(found, actor, [workload], LoadBalance(), silent)
+        assert any(each.snapshot.floors for each in shown)
+        for each in shown:
+            asked = policy.decide(each.snapshot, each.packing(), np.random.default_rng(0))
+            assert each.decision.allocations() == asked.allocations()
+            assert all(each.decision.allocations()[job].covers(floor) for job, floor in each.snapshot.floors)
+
+
+def test_fixed_sizes_are_of_no_known_scheduler() -> None:
+    assert known_scheduler(observed(40)) is None
+
+
+@pytest.mark.slow
+def test_the_network_is_as_fast_as_srtf_under_overload_and_also_where_running_jobs_keep_their_minimum() -> None:
+    workload = load_source(OVERLOADED.format(110), seed=0).workload
+    settings_ = Settings(teacher="", supervised_updates=400)
+    found = imitate_recordings(recorded(Srtf(), workload), settings_, slot_seconds=1200.0, seed=0, workloads=[workload])
+    learned = Dl2PaperPolicy(found.checkpoint)
+    tests = [load_source(OVERLOADED.format(40), seed=seed).workload for seed in range(1000, 1004)]
+    for rules in (Rules(), Rules(floors=True)):
+        own, teachers = (
+            [replay(one, policy, LoadBalance(), rules=rules, timer=time.perf_counter).avg_jct for one in tests]
+            for policy in (learned, Srtf())
+        )
+        assert sum(own) < 1.02 * sum(teachers), rules
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others() -> None:

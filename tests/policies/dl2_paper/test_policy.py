@@ -45,7 +45,8 @@ def a_checkpoint(seed: int = 0, *, network: str = "dense", scale: float = 1.0, *
     } | changes  # fmt: skip
     rng = np.random.default_rng(seed)
     jobs, free = given_["window"], len(given_["resources"])
-    width = len(given_["models"]) + 5 + 4 * given_["extras"] + 2 * bool(given_.get("usual_sizes"))
+    width = len(given_["models"]) + 5 + 4 * given_["extras"]
+    width += 2 * bool(given_.get("usual_sizes")) + 2 * given_.get("remaining_times", False)
     if network == "dense":
         shapes = {"0": (jobs * width + free, 16), "1": (16, 16), "2": (16, 3 * jobs + 1)}
     else:
@@ -69,17 +70,22 @@ class Watched:
         return self.network(observations)
 
 
-@pytest.mark.parametrize(("network", "extras"), [("dense", False), ("shared", False), ("shared", True)])
+@pytest.mark.parametrize(
+    ("network", "extras", "times"),
+    [("dense", False, False), ("shared", False, False), ("shared", True, False), ("shared", True, True)],
+)
 @pytest.mark.parametrize("seed", range(6))
-def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(seed: int, network: str, extras: bool) -> None:
+def test_it_sees_and_does_what_it_was_trained_on_to_the_last_bit(
+    seed: int, network: str, extras: bool, times: bool
+) -> None:
     """Overload, uneven nodes, fractions of GPUs, all-reduce, more jobs than the window has."""
     workload = drawn(seed, jobs=14, most_least=1)
-    policy = Dl2PaperPolicy(a_checkpoint(seed, network=network, extras=extras))
+    policy = Dl2PaperPolicy(a_checkpoint(seed, network=network, extras=extras, remaining_times=times))
     watched = policy.network = Watched(policy.network)
     replayed = replay(workload, policy, Dl2Paper(), rules=Rules(empty_each_slot=True), timer=time.perf_counter)
-    shown, times = played(workload, watched.network, first_bundles=True, extras=extras)
+    shown, ends = played(workload, watched.network, first_bundles=True, extras=extras, remaining_times=times)
     assert shown == watched.shown
-    assert times == pytest.approx([job.jct for job in replayed.jobs], rel=1e-9)
+    assert ends == pytest.approx([job.jct for job in replayed.jobs], rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,12 +119,12 @@ def test_without_first_bundles_it_sees_the_same_in_a_slot(seed: int) -> None:
 
 def played(
     workload: Workload, network: Network, *, first_bundles: bool, extras: bool = False, slots: int = 1000,
-    usual_sizes: tuple[Allocation, ...] = (),
+    usual_sizes: tuple[Allocation, ...] = (), remaining_times: bool = False,
 ) -> tuple[list[bytes], list[float]]:  # fmt: skip
     """What is seen in ``Windows``, and when the jobs end."""
     clusters = Clusters(Library.of([workload], models=MODELS, usual_sizes=usual_sizes), 1)
     clusters.reset(np.array([0]), np.array([0]), [np.random.default_rng(0)])
-    windows = Windows(clusters, 4, first_bundles=first_bundles, extras=extras)
+    windows = Windows(clusters, 4, first_bundles=first_bundles, extras=extras, remaining_times=remaining_times)
     windows.begin(np.array([0]))
     windows.refresh()
     shown = []
