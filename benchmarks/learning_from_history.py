@@ -8,7 +8,7 @@ a store as in mode `observe`; `static` gives each job a fixed size by its model,
 models have names that no checkpoint knows. Each policy then decides on workloads of other seeds with the true speeds,
 of which it sees only what jobs report. A change is that of the mean completion time compared with the recorded
 scheduler on the same workloads: the mean of the logarithm over workloads, with its 95 % interval. With `--load L`, L
-times as many jobs come in an hour, to the store and in the workloads: from about 4 on, jobs wait. With `--floors`, the
+times as many jobs come in an hour, to the store and in the workloads: with 2, jobs wait for long. With `--floors`, the
 workloads are replayed, for the scheduler too, while running jobs keep their minimum size, as in mode `live`.
 
 - imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says

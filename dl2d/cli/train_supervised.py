@@ -22,9 +22,11 @@ from dl2d.cli.train_supervised_report import (
 )
 from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import recorded_slots
+from dl2d.core.error_wording import counted
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
+from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
 
 #: Options that do not apply to --design jumps.
@@ -32,6 +34,17 @@ _NOT_FOR_DL2: Final = ("loss", "updates", "network", "window", "force", "reason"
 _MAX_UPDATES: Final = 400
 _GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
 _UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
+
+
+def _asked(checkpoint: Checkpoint) -> str:
+    """Who else was learned from, which is known to decide as the recorded scheduler; empty for nobody."""
+    record = checkpoint.training["supervised"]
+    if not record["asked"]:
+        return ""
+    return (
+        f", also of {record['asked']}, which gives the recorded sizes, in {counted(record['asked_slots'], 'slot')} of "
+        "recorded days replayed while running jobs keep their minimum size"
+    )
 
 
 def supervised(
@@ -139,7 +152,7 @@ def supervised(
         checkpoint = replace(checkpoint, training=training)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
-        f"{found.demonstrations} decisions learned from",
+        f"{found.demonstrations} decisions learned from{_asked(checkpoint)}",
         *recorded.deciders,
         *comparison_lines(found.comparison, found.yardstick),
         f"a policy from this checkpoint takes {acting}",

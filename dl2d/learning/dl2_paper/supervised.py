@@ -262,6 +262,7 @@ def imitate_recordings(
     record = {
         "slots": len(split.training), "jobs": split.jobs, "policies": sorted({each.decision.policy for each in given}),
         "held_out": asdict(ways[sampled]), "yardstick": asdict(yardstick),
+        "asked": "" if teacher is None else teacher.name, "asked_slots": len(slots) - len(split.training),
     }  # fmt: skip
     training = {
         "supervised": record, "updates": settings.supervised_updates, "loss": settings.supervised_loss.value,
