@@ -7,9 +7,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,20 +18,24 @@ from dl2d.cli.daemon_client import DaemonClient, certificate_for_jobs, daemon_ui
 from dl2d.cli.job_file import JobFile, parse_override
 from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.open_store import open_store
-from dl2d.cli.output import print_json, print_text
+from dl2d.cli.output import number, print_json, print_text
 from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
-from dl2d.cli.watch_submitted_job import follow
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.error_wording import did_you_mean
-from dl2d.core.errors import ConfigError, Denied, RequestError, ResourceManagerError, StoreError
+from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, ResourceManagerError, StoreError
 from dl2d.core.jobs import TASK_ROLES, Architecture, Job, JobKey, JobRequest, JobState
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.job.environment_passed_to_tasks import TASK_VARIABLES, remarks, user_environment
 from pslite.launch.daemon_http import check_private
 
+if TYPE_CHECKING:
+    from dl2d.store.sql_store import SqlStore
+
 RUNNER = "dl2-run"
+#: Seconds between two looks at a job that is followed.
+_LOOK_SECONDS = 0.5
 
 
 def submit(
@@ -92,13 +97,31 @@ def submit(
             print_json(answer)
         return
     with open_store(settings) as store:
-        ended = follow(store, JobKey.from_slug(answer["job"]), quiet=as_json)
+        ended = _follow(store, JobKey.from_slug(answer["job"]), quiet=as_json)
     if as_json:
         print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
     else:
         print_text(f"job {ended.key.id} {ended.state}: {ended.end_reason}")
     if ended.state is not JobState.FINISHED:
         raise typer.Exit(1)
+
+
+def _follow(store: SqlStore, key: JobKey, *, quiet: bool) -> Job:
+    """Wait until a job has ended and return it; prints a line for each change, unless ``quiet``."""
+    told: tuple[object, ...] = ()
+    while True:
+        job = store.job(key)
+        if job is None:
+            raise Dl2dError(f"job {key.slug} was removed from the store")
+        if job.state.ended:
+            return job
+        progress, epochs = job.progress, job.request.epochs
+        now = (job.state, progress.workers, progress.ps, int(10 * progress.epoch / epochs))
+        if now != told and not quiet:
+            size = f"{progress.workers}w+{progress.ps}ps, {number(progress.steps_per_second)} steps/s"
+            print_text(f"{job.state}, epoch {progress.epoch:.1f}/{epochs:g}, {size}")
+        told = now
+        time.sleep(_LOOK_SECONDS)
 
 
 def cancel(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
