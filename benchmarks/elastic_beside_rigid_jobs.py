@@ -68,16 +68,13 @@ class Work:
         return WORKER * min(self.gpus, GPUS)
 
 
-def jobs_of(
-    seed: int, count: int, gpus_in_all: int, load: float, sizes: Mapping[int, float] = SIZES,
-    shortest: float = STEP, longest: float = 86_400.0,
-) -> list[Work]:  # fmt: skip
+def jobs_of(seed: int, count: int, gpus_in_all: int, load: float) -> list[Work]:
     """Jobs that offer this load, a fraction of the cluster's GPUs."""
     draw, at, works = random.Random(seed), 0.0, []
     drawn = [
         (
-            draw.choices(list(sizes), list(sizes.values()))[0],
-            min(max(draw.lognormvariate(6.79, 2.16), shortest), longest),
+            draw.choices(list(SIZES), list(SIZES.values()))[0],
+            min(max(draw.lognormvariate(6.79, 2.16), STEP), 86_400.0),
         )
         for _ in range(count)
     ]

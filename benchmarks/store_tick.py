@@ -137,14 +137,14 @@ def _slot(number: int, at: float, jobs: tuple[Job, ...], tasks: tuple, swapped: 
 
 
 @contextmanager
-def empty_store(database: str, *, fsync: bool = False) -> Iterator[str]:
+def empty_store(database: str) -> Iterator[str]:
     """URL of a new store in SQLite, or in a private PostgreSQL."""
     with ExitStack() as stack:
         if database == "sqlite":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dl2d-bench-"))
             url = f"sqlite:///{folder}/store.sqlite"
         else:
-            server = PostgresServer(fsync=fsync)
+            server = PostgresServer(fsync=True)
             stack.callback(server.stop)
             server.start()
             url = stack.enter_context(server.database())
@@ -177,7 +177,7 @@ def main() -> None:
         return
     for database in ("sqlite", "postgresql"):
         try:
-            with empty_store(database, fsync=True) as url:
+            with empty_store(database) as url:
                 measure(database, url, options.jobs, options.ticks)
         except PostgresMissing as missing:
             print(f"PostgreSQL was not measured: {missing}", file=sys.stderr)
