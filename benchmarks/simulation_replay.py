@@ -34,11 +34,11 @@ PRESETS = {
 }
 
 
-def workload(jobs: int, nodes: int, **changes: str) -> Workload:
+def workload(jobs: int, nodes: int) -> Workload:
     """Jobs of the generator, with the demands of DL2's testbed."""
     settings = {
         "jobs": f"{jobs}", "nodes": f"{nodes}", "models": MODELS, "cap": "3" if jobs < 200 else "10",
-        "longest_slots": "40", "stretch": "16", **changes,
+        "longest_slots": "40", "stretch": "16",
     }  # fmt: skip
     made = generate("dl2", settings, np.random.default_rng(1))
     return replace(
