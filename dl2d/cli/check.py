@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from rich import filesize
 
 from dl2d.cli.canary_summary import canary_sentence, newest_canary
 from dl2d.cli.daemon_health import daemon_health
@@ -25,8 +26,8 @@ from dl2d.cli.daemon_preflight import (
 )
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script, read_bounded
 from dl2d.cli.job_views_from_store_or_api import is_hidden
-from dl2d.cli.open_store import open_store
-from dl2d.cli.output import byte_size, print_json, print_text
+from dl2d.cli.open_store import open_store, store_if_current
+from dl2d.cli.output import print_json, print_text
 from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.cli.status import MODE_WORDS
@@ -232,7 +233,7 @@ def _of_state(settings: Settings, *, of_others: bool) -> Iterator[Finding]:
 def _canary(settings: Settings) -> Finding:
     """The canary that is in force in the store."""
     try:
-        if not _has_store(settings):
+        if schema_version.current(settings.store_url) != schema_version.head():
             return Finding("canary", True, "the first `dl2d run` begins it")
         with open_store(settings) as store:
             canary = newest_canary(store, settings)
@@ -324,16 +325,10 @@ def _start_problem(settings: Settings, policy: Policy) -> str:
     return start_check(policy, placement, nodes, requests).problem
 
 
-def _has_store(settings: Settings) -> bool:
-    return schema_version.current(settings.store_url) == schema_version.head()
-
-
 def _from_store(settings: Settings, read: Callable[[SqlStore], T]) -> T | None:
     """What is read from the store; None where there is none, or it cannot be read, which is another finding."""
-    with suppress(Dl2dError):
-        if _has_store(settings):
-            with open_store(settings) as store:
-                return read(store)
+    with suppress(Dl2dError), store_if_current(settings) as store:
+        return None if store is None else read(store)
     return None
 
 
@@ -412,10 +407,14 @@ def _store_size(settings: Settings) -> str:
     place = StoreLocation.parse(settings.store_url)
     try:
         with closing(Database(place)) as database:
-            size = byte_size(database.size())
+            size = filesize.decimal(database.size())
     except Dl2dError:  # another finding
         return "size unknown"
-    return f"{size}; {byte_size(shutil.disk_usage(place.file.parent).free)} free on its disk" if place.file else size
+    return (
+        f"{size}; {filesize.decimal(shutil.disk_usage(place.file.parent).free)} free on its disk"
+        if place.file
+        else size
+    )
 
 
 def _secret(settings: Settings) -> Finding:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dl2d.cli.output import print_json, print_tables, table
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import JsonOption
 from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
@@ -35,7 +33,6 @@ from dl2d.simulation.workload.sources import matching_files
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 
-_STOPPED = 130  # as a shell has it for Ctrl-C
 _SHORT_DIGEST = 12
 ExperimentArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A built-in experiment (see `list`), or a definition in YAML.")
@@ -109,17 +106,8 @@ def run(
     for note in check_experiment(experiment):
         typer.echo(note, err=True)
     begun = begin_run(experiment, folder, resume=resume)
-    try:
+    with interruptible(lambda: _left(folder)):
         done = _run_watched(begun, runs_on)
-    except KeyboardInterrupt:
-        left = read_run(folder)
-        finished = len(left.cells) - len(left.missing)
-        typer.echo(
-            f"stopped: {finished} of {len(left.cells)} simulations are finished and kept in {folder}; "
-            "to continue, run the same command with --resume",
-            err=True,
-        )
-        raise typer.Exit(_STOPPED) from None
     _tell(done, as_json=as_json)
 
 
@@ -185,21 +173,22 @@ def _seeds(text: str | None) -> tuple[int, ...]:
     return parse_seeds(value, lambda problem: RequestError("--seeds", problem))
 
 
+def _left(folder: Path) -> str:
+    """What a run that was stopped leaves."""
+    left = read_run(folder)
+    finished = f"{len(left.cells) - len(left.missing)} of {len(left.cells)} simulations are finished"
+    return f"{finished} and kept in {folder}; to continue, run the same command with --resume"
+
+
 def _run_watched(begun: Run, runs_on: Executor) -> Run:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    watched = sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched) as display:
-        missing = len(begun.missing) + len(begun.unprepared)
-        bar = display.add_task(begun.experiment.name, total=missing)
+    missing = len(begun.missing) + len(begun.unprepared)
+    finished: list[Finished] = []
+    with shown_progress() as tell:
 
         def show_progress(done: Finished) -> None:
-            display.advance(bar)
-            if done.error and watched:  # else it is told at the end, with the others
-                said = f"{done.case}, {done.policy}, seed {done.seed}: {done.error}"
-                display.console.print(said, markup=False, soft_wrap=True)
+            finished.append(done)
+            failed = sum(bool(each.error) for each in finished)
+            tell(begun.experiment.name, len(finished), missing, f"{failed} failed" if failed else "")
 
         return run_cells(begun, runs_on, progress=show_progress)
 

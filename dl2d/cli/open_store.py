@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dl2d.config.settings import Settings
+from dl2d.core.errors import Dl2dError
 
 if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore
@@ -19,3 +20,16 @@ def open_store(settings: Settings) -> Iterator[SqlStore]:
 
     with contextlib.closing(SqlStore(settings.store_url)) as store:
         yield store
+
+
+@contextlib.contextmanager
+def store_if_current(settings: Settings) -> Iterator[SqlStore | None]:
+    """The same; None where there is no store, or where it cannot be read or has another schema."""
+    from dl2d.store import schema_version  # noqa: PLC0415 - as above
+
+    try:
+        current = schema_version.current(settings.store_url) == schema_version.head()
+    except Dl2dError:
+        current = False
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context(open_store(settings)) if current else None

@@ -133,12 +133,3 @@ def duration(seconds: float) -> str:
 def number(value: float | None) -> str:
     """A measured value to three significant digits; ``-`` for none."""
     return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def byte_size(count: float) -> str:
-    """A number of bytes with a unit: ``1.2 GB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

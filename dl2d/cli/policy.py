@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.open_store import open_store
+from dl2d.cli.open_store import open_store, store_if_current
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
-from dl2d.cli.progress_display import progress_bars, show_on_bar
+from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.daemon_mode import Mode
@@ -45,7 +45,6 @@ from dl2d.plugins import (
     takes_checkpoint,
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
-from dl2d.store import schema_version
 from dl2d.tick.policy_starts_jobs_check import start_check
 
 if TYPE_CHECKING:
@@ -66,21 +65,20 @@ def policy() -> None:
 def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
     """List policies, placements and the versions of learned policies."""
     settings = load_settings(config)
-    cause = _fallback_cause(settings)
-    found = _found(settings, cause)
     versions: tuple[Version, ...] = ()
     trials: tuple[Trial, ...] = ()
-    if _has_registry(settings):
-        with open_store(settings) as store:
-            versions, trials = store.registry.versions(), store.registry.trials(limit=1000)
-            changes = store.registry.changes(limit=1000)
-            runs = store.registry.runs(limit=100)
-        found |= {
-            "versions": as_plain(versions),
-            "trials": as_plain(trials),
-            "changes": as_plain(changes),
-            "learning": as_plain(runs),
-        }
+    with store_if_current(settings) as store:
+        cause = "" if store is None else _fallback_cause(store)
+        found = _found(settings, store, cause)
+        if store is not None:
+            registry = store.registry
+            versions, trials = registry.versions(), registry.trials(limit=1000)
+            found |= {
+                "versions": as_plain(versions),
+                "trials": as_plain(trials),
+                "changes": as_plain(registry.changes(limit=1000)),
+                "learning": as_plain(registry.runs(limit=100)),
+            }
     if as_json:
         print_json(found)
         return
@@ -198,8 +196,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         )
     if earlier is None and settings.mode.acts and live.digest == version.digest:
         raise GateRefused(f"{what} decides already, so there is nothing to compare it with")
-    with progress_bars() as display:
-        tell = show_on_bar(display, "jobs replayed")
+    with shown_progress() as tell:
         replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests, tell=tell)
     if replays.problem:
         raise GateRefused(f"{what} {replays.problem}")
@@ -207,8 +204,7 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         typer.echo(replay_line(replays), err=True)
     if earlier is not None:
         return earlier.reason
-    with progress_bars() as display:
-        tell = show_on_bar(display, "comparing")
+    with shown_progress() as tell:
         try:
             days = trials.recorded_days(
                 settings, store, now=time.time(), seed=settings.learning.seed, tell=tell, candidate=checkpoint,
@@ -274,13 +270,6 @@ def _tell(version: Version, mode: Mode, *, as_json: bool) -> None:
     typer.echo(f"{version.policy} version {version.digest[:DIGITS]} {what_live_means(mode)} ({version.origin})")
 
 
-def _has_registry(settings: Settings) -> bool:
-    try:
-        return schema_version.current(settings.store_url) == schema_version.head()
-    except Dl2dError:
-        return False
-
-
 def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
     told = "-"
     if trial is not None:
@@ -292,22 +281,24 @@ def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _fallback_cause(settings: Settings) -> str:
+def _fallback_cause(store: SqlStore) -> str:
     """Why the fallback made the last recorded decision in the policy's place; empty if it did not."""
-    if not _has_registry(settings):
-        return ""
-    with open_store(settings) as store:
-        slot = store.slot(store.last_slot_number())
+    slot = store.slot(store.last_slot_number())
     return "" if slot is None else (slot.shadow or slot.proposed).fallback_cause
 
 
-def _found(settings: Settings, fallback_cause: str) -> dict[str, list[dict[str, object]]]:
+def _found(settings: Settings, store: SqlStore | None, fallback_cause: str) -> dict[str, list[dict[str, object]]]:
     name, fallback = settings.policy.name, settings.policy.fallback
     charges = {fallback: "fallback", name: "decides"}
     if fallback_cause and name != fallback:
         charges = {fallback: "decides", name: "fails"}
     policies: list[dict[str, object]] = [
-        {"name": name, "version": _version_of(name, settings), "charge": charges.get(name), "about": _about(factory)}
+        {
+            "name": name,
+            "version": _version_of(name, settings, store),
+            "charge": charges.get(name),
+            "about": _about(factory),
+        }
         for name, factory in available(POLICIES).items()
     ]
     placements: list[dict[str, object]] = [
@@ -321,14 +312,13 @@ def _found(settings: Settings, fallback_cause: str) -> dict[str, list[dict[str, 
     return {"policy": policies, "placement": placements}
 
 
-def _version_of(name: str, settings: Settings) -> str:
+def _version_of(name: str, settings: Settings, store: SqlStore | None) -> str:
     """Of the policy in charge as it decides; of others made with nothing, empty for one that needs a checkpoint."""
     try:
         if name != settings.policy.name:
             return load_policy(name).version
-        if takes_checkpoint(name) and _has_registry(settings):
-            with open_store(settings) as store:
-                checkpoint = current_checkpoint(settings, store.registry, name)
+        if takes_checkpoint(name) and store is not None:
+            checkpoint = current_checkpoint(settings, store.registry, name)
         else:
             checkpoint = configured_checkpoint(settings)
         return load_policy(name, given=factory_arguments(settings, checkpoint)).version

@@ -47,19 +47,18 @@ class ProgressDisplay(Progress):
         typer.echo(f"{task.description}: {reached} after {now - self._began:.0f} s{note}", err=True)
 
 
-def progress_bars() -> ProgressDisplay:
-    """The display of a command's progress."""
-    return ProgressDisplay(time.monotonic)
+@contextlib.contextmanager
+def shown_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[Tell]:
+    """Show progress while the block runs: each thing that is told of has a bar of its own."""
+    bars: dict[str, TaskID] = {}
+    with ProgressDisplay(clock) as display:
 
+        def tell(what: str, done: int, total: int, note: str = "") -> None:
+            if what not in bars:
+                bars[what] = display.add_task(what, note=note)
+            display.update(bars[what], completed=done, total=total, note=note)
 
-def show_on_bar(display: Progress, what: str) -> Tell:
-    """Add one bar that begins with ``what``, and return the function that shows progress on it."""
-    bar = display.add_task(what, total=None, note="")
-
-    def tell(what: str, done: int, total: int, note: str = "") -> None:
-        display.update(bar, description=what, completed=done, total=total, note=note)
-
-    return tell
+        yield tell
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import typer
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, print_text, table
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.error_wording import counted
@@ -110,11 +110,10 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     # The simulator, which --no-saved does not wait for.
     from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
 
-    with interruptible(lambda: "nothing was compared"), progress_bars() as display, open_store(settings) as store:
+    with interruptible(lambda: "nothing was compared"), shown_progress() as tell, open_store(settings) as store:
         ours = deciding(settings, store.registry)
         assert ours.policy is not None
         replayed = {"policy": ours.policy.name, "policy_version": _without_settings(ours.policy.version)}
-        tell = show_on_bar(display, "comparing")
         try:
             split = recorded_days(
                 settings, store, now=time.time(), seed=settings.learning.seed, tell=tell, days=days, for_training=False,

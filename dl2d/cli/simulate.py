@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dl2d.cli.output import print_tables, table
+from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
@@ -77,17 +76,10 @@ def simulate(
     jobs = sourced.workload
     limit = lower_bound(jobs)
     results: dict[str, Replayed] = {}
-    console = Console(stderr=True)
     if sourced.note:
         typer.echo(sourced.note, err=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as display:
+    with shown_progress() as tell:
         for name in dict.fromkeys(policy or ["drf"]):
-            bar = display.add_task(name, total=len(jobs.jobs))
-
-            def show(done: int, total: int, bar=bar) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-                display.update(bar, completed=done, total=total)
-
             results[name] = replay(
                 jobs,
                 find_policy(name, jobs, chosen, checkpoint),
@@ -95,7 +87,7 @@ def simulate(
                 rules=rules,
                 seed=seed,
                 timer=time.perf_counter,
-                progress=show,
+                progress=partial(tell, name),
             )
     if as_json:
         policies = {name: _as_json(result) for name, result in results.items()}

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
+from rich import filesize
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +18,6 @@ from dl2d.cli.daemon_health import DaemonHealth
 from dl2d.cli.job_summary import as_of_now, job_json, remark_on, remark_on_tasks, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import (
-    byte_size,
     console,
     duration,
     number,
@@ -124,7 +124,7 @@ def status(
         if seen.left_out:
             typer.echo(f"{seen.left_out} older jobs are left out: --limit {seen.left_out + limit} shows them, too")
         if every:
-            typer.echo(f"store: {byte_size(seen.store_bytes)}")
+            typer.echo(f"store: {filesize.decimal(seen.store_bytes)}")
 
 
 def _task_remark(line: TaskStatus) -> str:

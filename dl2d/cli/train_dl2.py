@@ -6,14 +6,14 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import typer
-from rich.progress import Progress
 
 from dl2d import __version__
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train_options import TrainOptions, training_workloads
 from dl2d.cli.trained_policy_check import check_on_workloads, replay_line
 from dl2d.learning.dl2_training import State, Trainer, TrainingSettings, load_state, save_state
@@ -32,23 +32,25 @@ def train_dl2(options: TrainOptions) -> None:
     trainer = Trainer(train_on, validation, settings)
     inputs = hashlib.sha256(repr((train_on, validation)).encode()).hexdigest()
     left = f"to continue from the state in {options.out}, run the same command with --resume"
-    with interruptible(lambda: left), progress_bars() as bars:
-        times = _baseline_times(trainer, bars) if options.compare else {}
-        state = load_state(settings, inputs, options.out) if options.resume else _explored(trainer, bars)
+    with interruptible(lambda: left), shown_progress() as tell:
+        times = baselines(trainer.validation, partial(tell, "baselines")) if options.compare else {}
+        if options.resume:
+            state = load_state(settings, inputs, options.out)
+        else:
+            state = trainer.explore(partial(tell, "measuring speeds"))
         save_state(state, settings, inputs, options.out)
-        bar = bars.add_task("searching", total=options.iterations, note="")
-        _show(bars, bar, state, times)
+        tell("searching", state.search.iteration, options.iterations, _note(state, times))
         for reached in trainer.search(state):
             state = reached
             save_state(state, settings, inputs, options.out)
-            _show(bars, bar, state, times)
+            tell("searching", state.search.iteration, options.iterations, _note(state, times))
             if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
                 break
     seconds = time.monotonic() - began
     record = _record(options, settings, state, times, seconds)
     checkpoint = trainer.checkpoint(state, record)
-    with interruptible(lambda: left), progress_bars() as bars:
-        replays = check_on_workloads(checkpoint, validation, tell=show_on_bar(bars, "jobs replayed"))
+    with interruptible(lambda: left), shown_progress() as tell:
+        replays = check_on_workloads(checkpoint, validation, tell=tell)
     write_checkpoint(checkpoint, options.checkpoint)
     write_report(options.out, state, settings, times, inputs=options.workload, seconds=seconds)
     if state.search.iteration < options.iterations:
@@ -64,25 +66,10 @@ def train_dl2(options: TrainOptions) -> None:
     typer.echo(f"{options.checkpoint}: {checkpoint.digest[:12]}, after {seconds:.0f} s; report in {report}")
 
 
-def _baseline_times(trainer: Trainer, bars: Progress) -> Times:
-    bar = bars.add_task("baselines", total=None, note="")
-    return baselines(trainer.validation, lambda done, total: bars.update(bar, completed=done, total=total))
-
-
-def _explored(trainer: Trainer, bars: Progress) -> State:
-    """The state that the search begins with: speeds measured, weights of the start."""
-    rounds = trainer.settings.rounds
-    bar = bars.add_task("measuring speeds", total=rounds, note="")
-    state = trainer.explore(lambda done, _: bars.update(bar, completed=done))
-    bars.update(bar, completed=rounds)
-    return state
-
-
-def _show(bars: Progress, bar: Any, state: State, times: Times) -> None:
+def _note(state: State, times: Times) -> str:
     """Validation results next to those of others, mean over the parts, in slots."""
     own = f"JCT {_mean(state.best_look.jct):.3f}"
-    note = ", ".join((own, *(f"{name} {_mean(values):.2f}" for name, values in times.items())))
-    bars.update(bar, completed=state.search.iteration, note=note)
+    return ", ".join((own, *(f"{name} {_mean(values):.2f}" for name, values in times.items())))
 
 
 def _mean(values: tuple[float, ...]) -> float:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
 from dl2d.cli.output import print_json
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train_options import TrainOptions, training_workloads
 from dl2d.cli.trained_policy_check import check_on_workloads, replay_line
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
-from dl2d.learning.dl2_paper.trainer import continuing
+from dl2d.learning.dl2_paper.trainer import Report, continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -34,22 +35,23 @@ def train_dl2_paper(options: TrainOptions) -> None:
     if options.offline:
         workloads, validation = ([analytical(one) for one in list_] for list_ in (workloads, validation))
     state = options.out / _STATE
-    with interruptible(lambda: _left(state)), progress_bars() as bars:
+    with interruptible(lambda: _left(state)), shown_progress() as tell:
         times: dict[str, tuple[float, ...]] = {}
         if options.compare:
-            measuring = bars.add_task("baselines", total=None, note="")
-            times = baselines([validation], lambda done, total: bars.update(measuring, completed=done, total=total))
-        bar = bars.add_task("teacher", total=None, note="")
+            times = baselines([validation], partial(tell, "baselines"))
         others = "".join(f", {name} {values[0]:.2f}" for name, values in times.items())
+        note = ""
+
+        def look(report: Report) -> None:
+            nonlocal note
+            note = f"JCT {report.score.best:.3f}, best {report.best:.3f}{others}"
+
         checkpoint = learn(
             workloads, validation, settings, seed=options.seed, start=start, state=state, resume=options.resume,
-            on_validation=lambda report: bars.update(
-                bar, note=f"JCT {report.score.best:.3f}, best {report.best:.3f}{others}"
-            ),
-            on_step=lambda phase, done, total: bars.update(bar, description=phase, completed=done, total=total),
+            on_validation=look, on_step=lambda phase, done, total: tell(phase, done, total, note),
             should_stop=lambda: options.minutes is not None and time.monotonic() - began > 60 * options.minutes,
         )  # fmt: skip
-        replays = check_on_workloads(checkpoint, validation, tell=show_on_bar(bars, "jobs replayed"))
+        replays = check_on_workloads(checkpoint, validation, tell=tell)
     write_checkpoint(checkpoint, options.checkpoint)
     write_paper_report(options.out, checkpoint, times, offline=options.offline)
     seconds = round(time.monotonic() - began, 1)

@@ -9,7 +9,7 @@ from typing import Final
 import typer
 
 from dl2d.cli.open_store import open_store
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
 from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
 from dl2d.cli.trained_policy_check import check_on_site, replay_line
@@ -47,8 +47,7 @@ def train_dl2_supervised(
         typer.echo(
             f"the checkpoint will have dl2d's own weights, whatever is learned: {recorded.problem}", err=True
         )  # fmt: skip
-    with interruptible(lambda: "nothing was written"), progress_bars() as display, open_store(settings) as store:
-        show = show_on_bar(display, "learning")
+    with interruptible(lambda: "nothing was written"), shown_progress() as tell, open_store(settings) as store:
         days, reason = recorded.days, recorded.problem
         learned = (job.request for recording in recorded.slots for job in recording.snapshot.jobs)
         kinds = {TrainingKind.of(request) for request in (*recorded.requests, *learned)}
@@ -56,14 +55,14 @@ def train_dl2_supervised(
             found = imitate_with_scorer(
                 recorded.slots, with_checkpoint().checkpoint, store.speeds(kinds),
                 slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                tell=show,
+                tell=tell,
             )  # fmt: skip
 
         if not found.states:
             reason = "each job got all that it may have, or its only size: there was no choice to learn from"
 
         def replayed(checkpoint: Checkpoint) -> ReplayCheck:
-            return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=show)
+            return check_on_site(settings, checkpoint, recorded.nodes, recorded.requests, days, tell=tell)
 
         trial = None
         replays: ReplayCheck | None = None
@@ -72,7 +71,7 @@ def train_dl2_supervised(
             reason = replays.problem
         if days is not None and not reason:
             sides = (TrialPolicy(each.digest, policy_of(settings, each)) for each in (found.fitted, found.begun_with))
-            trial = on_trial(settings, _DL2, days, *sides, tell=show)
+            trial = on_trial(settings, _DL2, days, *sides, tell=tell)
             reason = trial.reason
         is_better = trial is not None and trial.passed
         checkpoint = recorded.with_days(found.fitted) if is_better else found.begun_with

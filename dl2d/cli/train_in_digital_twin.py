@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -12,7 +11,7 @@ from dl2d.cli.learning_from_site_records import DL2, DL2_PAPER, Learned, TwinSet
 from dl2d.cli.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.policy import what_live_means
-from dl2d.cli.progress_display import interruptible, progress_bars
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train_options import TrainOptions
 from dl2d.cli.trained_policy_check import replay_line
 from dl2d.config.settings import Settings
@@ -31,14 +30,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
     )  # fmt: skip
     policy = DL2_PAPER if paper else DL2
     trial: Trial | None = None
-    with interruptible(lambda: "nothing was registered"), progress_bars() as display, open_store(settings) as store:
-        bars: dict[str, Any] = {}
-
-        def tell(what: str, done: int, total: int, note: str = "") -> None:
-            if what not in bars:
-                bars[what] = display.add_task(what, total=total, note=note)
-            display.update(bars[what], completed=done, total=total, note=note)
-
+    with interruptible(lambda: "nothing was registered"), shown_progress() as tell, open_store(settings) as store:
         learned = learn(settings, store, policy, chosen, tell=tell, now=time.time())
         replays = checked(settings, store, learned, tell=tell)
         if replays.problem and not options.gate:

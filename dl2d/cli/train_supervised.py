@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from dl2d.cli.progress_display import interruptible, progress_bars, show_on_bar
+from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.promotion_trial import compared_with_recorded
 from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
@@ -49,9 +49,6 @@ def _asked(checkpoint: Checkpoint) -> str:
 
 def supervised(
     context: typer.Context,
-    _from_store: Annotated[
-        bool, typer.Option("--from-store", hidden=True, help="Does nothing: there was another way once.")
-    ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -108,8 +105,8 @@ def supervised(
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
 
         site = site_settings(config, store)
-        with interruptible(lambda: "nothing was written"), progress_bars() as display:
-            recorded = recorded_slots(site, slots, policy, seed, tell=show_on_bar(display, "reading the store"))
+        with interruptible(lambda: "nothing was written"), shown_progress() as tell:
+            recorded = recorded_slots(site, slots, policy, seed, tell=tell)
         train_dl2_supervised(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
@@ -120,21 +117,20 @@ def supervised(
     settings = replace(
         Settings(), supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
     )  # fmt: skip
-    with interruptible(lambda: "nothing was written"), progress_bars() as display:
-        show = show_on_bar(display, "reading the store")
+    with interruptible(lambda: "nothing was written"), shown_progress() as tell:
         site = site_settings(config, store)
-        recorded = recorded_slots(site, slots, policy, seed, tell=show)
-        show("setting up", 0, 1)
+        recorded = recorded_slots(site, slots, policy, seed, tell=tell)
+        tell("setting up", 0, 1)
         with recorded.explained():
             found = learning.imitate_recordings(
                 recorded.slots, settings, slot_seconds=recorded.slot_seconds, seed=seed, min_jobs=min_jobs,
-                workloads=() if recorded.days is None else recorded.days.training, tell=show,
+                workloads=() if recorded.days is None else recorded.days.training, tell=tell,
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)
         problem = imitation_problem(found.comparison, found.yardstick)
         if problem and not force:
             raise GateRefused(f"the trained policy {problem}; {_UNLESS_FORCED}")
-        checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=show)
+        checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=tell)
         if checked.problem:
             raise GateRefused(
                 f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
@@ -142,7 +138,7 @@ def supervised(
             )
         trial = None
         if recorded.days is not None and recorded.left_out and not checked.cut_short:
-            trial = compared_with_recorded(site, recorded.days, checkpoint, tell=show)
+            trial = compared_with_recorded(site, recorded.days, checkpoint, tell=tell)
             if trial.low is not None and trial.low > site.learning.gate_site_margin:
                 problem = problem or f"is surely worse than the recorded scheduler: {completion_times(trial)}"
         if problem and not force:

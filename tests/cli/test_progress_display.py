@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from dl2d.cli.progress_display import ProgressDisplay, show_on_bar
+from dl2d.cli.progress_display import shown_progress
 
 
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    with ProgressDisplay(lambda: now[0]) as display:
-        tell = show_on_bar(display, "jobs replayed")
+    with shown_progress(lambda: now[0]) as tell:
         for done in range(26):
             now[0] = float(done)
             tell("jobs replayed", done, 40, "of two days" if done == 20 else "")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -358,12 +358,12 @@ def test_progress_is_told_of_each_step(
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0}, policy={"name": "dl2-original"})
     steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
-    def told(_display: object, _what: str) -> Tell:
-        return lambda what, done, total, note="": steps[what].append((done, total))
+    @contextmanager
+    def told() -> Iterator[Tell]:
+        yield lambda what, done, total, note="": steps[what].append((done, total))
 
-    module = train_supervised if design == "original" else train_dl2_supervised
-    for each in (train_supervised, module):
-        monkeypatch.setattr(each, "show_on_bar", told)
+    for each in (train_supervised, train_dl2_supervised):
+        monkeypatch.setattr(each, "shown_progress", told)
     limits = ("--updates", "3") if design == "original" else ()
     ran = dl2d(
         "train", "supervised", "--design", design, "--min-jobs", "3", *limits, "-c", config, "-o", tmp_path / "out"
@@ -493,6 +493,6 @@ def test_options_of_the_papers_network_are_refused_for_dl2(dl2d: Dl2d) -> None:
 
 
 def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:
-    ran = dl2d("train", "supervised", "--from-store", "-c", recorded.config, "--policy", "nobody", "-o", tmp_path / "o")
+    ran = dl2d("train", "supervised", "-c", recorded.config, "--policy", "nobody", "-o", tmp_path / "o")
     assert ran.status == 2
     assert "the store has no recorded slots with jobs in which nobody decided" in ran.err
