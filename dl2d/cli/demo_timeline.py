@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from dl2d.cli.demo_jobs import DemoResult
 from dl2d.core.errors import Dl2dError
 
 _COLOURS: Final = ("#3b6fd4", "#e08a1e", "#2f9e63")
 _INK, _FAINT, _PALE = "#1d2430", "#6b7484", "#e4e8ee"
-_KEY: Final = (
-    Patch(facecolor=_COLOURS[0], alpha=0.85, label="workers that train (upwards)"),
-    Patch(facecolor=_COLOURS[0], alpha=0.42, label="parameter servers (downwards)"),
-    Line2D([], [], color=_INK, linewidth=1.1, linestyle=(0, (4, 2)), label="workers decided"),
-    Line2D([], [], color=_INK, marker="v", markersize=5, linestyle="", label="resize while training"),
-)
 
 
 def draw_timeline(jobs: Sequence[DemoResult], subtitle: str, path: Path) -> None:
@@ -41,7 +33,7 @@ def draw_timeline(jobs: Sequence[DemoResult], subtitle: str, path: Path) -> None
     for axis, job, colour in zip(axes, jobs, _COLOURS, strict=True):
         _draw_job(axis, job, began, colour)
     axes[0].set_title(subtitle, loc="left", fontsize=10, color=_FAINT, pad=10)
-    axes[0].legend(handles=_KEY, loc="upper right", frameon=False, fontsize=8, labelcolor=_FAINT)
+    axes[0].legend(loc="upper right", frameon=False, fontsize=8, labelcolor=_FAINT)
     axes[-1].set_xlim(0, max(job.job.ended_at or began for job in jobs) - began + 1)
     axes[-1].set_xlabel("seconds", color=_FAINT, fontsize=9)
     try:
@@ -59,13 +51,18 @@ def _draw_job(axis: Any, played: DemoResult, began: float, colour: str) -> None:
     axis.axvspan(arrived, ended, color=colour, alpha=0.07, linewidth=0)
     if trained:
         times, workers, servers = zip(*trained, (ended, *trained[-1][1:]), strict=True)
-        axis.fill_between(times, workers, step="post", color=colour, alpha=0.85, linewidth=0)
-        axis.fill_between(times, [-count for count in servers], step="post", color=colour, alpha=0.42, linewidth=0)
+        downwards = [-count for count in servers]
+        shape = {"step": "post", "color": colour, "linewidth": 0}
+        axis.fill_between(times, workers, **shape, alpha=0.85, label="workers that train (upwards)")
+        axis.fill_between(times, downwards, **shape, alpha=0.42, label="parameter servers (downwards)")
     if decided:
         steps = zip(*decided, (ended, decided[-1][1]), strict=True)
-        axis.plot(*steps, drawstyle="steps-post", color=_INK, linewidth=1.1, linestyle=(0, (4, 2)))
-    for at, count, _ in trained[1:]:
-        axis.plot(at, count + 0.6, marker="v", markersize=5, color=_INK)
+        axis.plot(
+            *steps, drawstyle="steps-post", color=_INK, linewidth=1.1, linestyle=(0, (4, 2)), label="workers decided"
+        )
+    resizes = [(at, count + 0.6) for at, count, _ in trained[1:]]
+    if resizes:
+        axis.plot(*zip(*resizes, strict=True), "v", markersize=5, color=_INK, label="resize while training")
     axis.plot([arrived, ended], [0, 0], linestyle="", marker="o", markersize=6, color="white", markeredgecolor=_INK)
     axis.axhline(0, color=_INK, linewidth=0.8)
     axis.yaxis.set_major_formatter(lambda count, _: f"{abs(count):g}")

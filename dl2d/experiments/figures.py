@@ -145,13 +145,10 @@ def _bars(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         for place, each in zip(places, case.policies, strict=True):
             look = looks[each.policy]
             axis.barh(place, each.jct.mean, height=0.68, color=look.colour, alpha=0.55 if look.told else 1.0,
-                      hatch="///" if look.told else None, edgecolor="white", linewidth=0)  # fmt: skip
+                      hatch="///" if look.told else None, edgecolor="white", linewidth=0, xerr=each.jct.half_width,
+                      ecolor=_INK, capsize=3.0)  # fmt: skip
             value = _number(each.jct.mean)
-            if each.jct.interval is not None and each.jct.half_width is not None:
-                low, high = each.jct.interval
-                axis.plot([max(0.0, low), high], [place, place], color=_INK, linewidth=1.1)
-                for at in (low, high):
-                    axis.plot([at, at], [place - 0.14, place + 0.14], color=_INK, linewidth=1.1)
+            if each.jct.half_width is not None:
                 value = f"{value} \N{PLUS-MINUS SIGN} {_number(each.jct.half_width, 2)}"
             # Beside the axes, where no whisker runs through it.
             axis.text(1.015, place, value, transform=axis.get_yaxis_transform(), va="center", fontsize=8.5, color=_INK)
