@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from dl2d.experiments.run_simulation import Cell, Finished, Runner, attempt, fai
 class Executor(Protocol):
     """Runs cells."""
 
-    def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
+    def map(self, runner: Runner, cells: Sequence[Cell]) -> Generator[Finished]:
         """Run every cell; each is given back as soon as it is finished, in any order.
 
         A cell that fails, or whose process dies, is given back as one that failed. Closing the iterator ends those
@@ -34,7 +34,7 @@ class LocalProcesses:
     def __init__(self, processes: int) -> None:
         self._processes = processes
 
-    def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
+    def map(self, runner: Runner, cells: Sequence[Cell]) -> Generator[Finished]:
         """See ``Executor.map``. ``runner`` must be a function of a module, so that a new process finds it."""
         waiting = list(reversed(cells))
         while waiting:
@@ -117,7 +117,7 @@ class Ray:
     def __init__(self) -> None:
         self._ray: Any = importlib.import_module("ray")
 
-    def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
+    def map(self, runner: Runner, cells: Sequence[Cell]) -> Generator[Finished]:
         """See ``Executor.map``. Each cell takes one CPU of the cluster."""
         ray = self._ray
         started = not ray.is_initialized()

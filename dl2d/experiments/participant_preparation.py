@@ -18,7 +18,7 @@ from dl2d.atomic_file import write_atomically
 from dl2d.core.errors import Dl2dError, WorkloadError
 from dl2d.core.input_validation import to_plain
 from dl2d.core.json_codec import as_plain, decode_file, encode
-from dl2d.experiments.definition import Case, with_content
+from dl2d.experiments.definition import Case, Experiment, with_content
 from dl2d.experiments.participants import (
     PLACEMENT,
     SEEDS_EACH,
@@ -105,11 +105,10 @@ class Preparation:
 
     #: SHA-256 over all that decides on what comes of it; files count by their content.
     key: str
+    experiment: Experiment
     participant: Participant
     case: Case
     seed: int
-    placement: str
-    most_slots: int
     #: The training, where what was trained is to be tuned.
     trained: Preparation | None = None
 
@@ -163,13 +162,13 @@ class Preparation:
         return tuned(self.participant, made.chosen), None if folder is None else folder / CHECKPOINT
 
 
-def to_prepare(participant: Participant, case: Case, *, seed: int, placement: str, most_slots: int) -> Preparation:
+def to_prepare(experiment: Experiment, participant: Participant, case: Case, seed: int) -> Preparation:
     """The preparation that a participant needs. Raises ``WorkloadError`` for a file that cannot be read."""
     said: dict[str, Any] = {}
     trained = None
     if participant.training is not None and participant.tune:
         alone = replace(participant, tune={})
-        trained = to_prepare(alone, case, seed=seed, placement=placement, most_slots=most_slots)
+        trained = to_prepare(experiment, alone, case, seed)
         said = {"trained": trained.key}
     if participant.training is not None and trained is None:
         contents = replace(
@@ -183,22 +182,14 @@ def to_prepare(participant: Participant, case: Case, *, seed: int, placement: st
             "policy": participant.policy,
             "settings": dict(participant.settings),
             "tune": {key: list(values) for key, values in participant.tune.items()},
-            "placement": participant.placement or placement,
+            "placement": participant.placement or experiment.placement,
             "sources": list(map(with_content, case.aside or case.sources)),
             "preset": str(case.preset),
             "options": dict(case.options),
-            "most_slots": most_slots,
+            "most_slots": experiment.most_slots,
         }
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    return Preparation(
-        key=key,
-        participant=participant,
-        case=case,
-        seed=seed,
-        placement=placement,
-        most_slots=most_slots,
-        trained=trained,
-    )
+    return Preparation(key=key, experiment=experiment, participant=participant, case=case, seed=seed, trained=trained)
 
 
 def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, Number | str]]:
@@ -216,7 +207,7 @@ def _tune(wanted: Preparation, checkpoint: Path | None = None) -> Prepared:
     tries = []
     for chosen in combinations(wanted.participant.tune):
         participant = tuned(wanted.participant, chosen)
-        rules = rules_for(case, participant.placement or wanted.placement, wanted.most_slots)
+        rules = rules_for(wanted.experiment, case)
         logs = []
         for number, workload in enumerate(workloads):
             try:

@@ -18,7 +18,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -261,11 +262,12 @@ def _case_by_case(
         wanting = [replace(cell, prepared=within) for cell in run.unprepared if cell.case == case]
         if wanting:
             keys = {(cell.policy, cell.seed): cell.preparation.key for cell in wanting if cell.preparation is not None}
-            for done in _each(executor.map(preparer, wanting)):
-                if done.error:
-                    unmade[keys[done.policy, done.seed]] = done.error
-                if progress is not None:
-                    progress(done)
+            with closing(executor.map(preparer, wanting)) as prepared:
+                for done in prepared:
+                    if done.error:
+                        unmade[keys[done.policy, done.seed]] = done.error
+                    if progress is not None:
+                        progress(done)
         ready = []
         for cell in cells:
             problem = unmade.get(cell.preparation.key) if cell.preparation is not None else None
@@ -274,17 +276,7 @@ def _case_by_case(
             else:
                 yield failed(cell, f"could not be prepared: {problem}")
         if ready:
-            yield from _each(executor.map(runner, ready))
-
-
-def _each(results: Iterator[Finished]) -> Generator[Finished]:
-    """Results one by one; their iterator is closed however that ends."""
-    try:
-        yield from results
-    finally:
-        close = getattr(results, "close", None)
-        if close is not None:
-            close()
+            yield from executor.map(runner, ready)
 
 
 def _results(run: Run) -> str:

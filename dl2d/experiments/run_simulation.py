@@ -26,17 +26,23 @@ class Cell:
     """One simulation to run. ``number`` counts the cells of an experiment from 0."""
 
     number: int
+    experiment: Experiment
     case: Case
     policy: str
     seed: int
-    placement: str
-    most_slots: int
-    participant: Participant
     #: What the participant must have been prepared with, and the folder that has that.
     preparation: Preparation | None = None
     prepared: Path | None = None
-    #: Keep what each job held in each slot: much, so for one seed only.
-    keeps_allocations: bool = False
+
+    @property
+    def participant(self) -> Participant:
+        """Who decides."""
+        return self.experiment.participant(self.policy)
+
+    @property
+    def keeps_allocations(self) -> bool:
+        """Whether what each job held in each slot is kept: much, so for one seed only."""
+        return self.seed == self.experiment.seeds[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +114,13 @@ def cells_of(experiment: Experiment) -> tuple[Cell, ...]:
             seed % experiment.trainings if participant.training is not None else 0,
         )
         if what not in known:
-            known[what] = to_prepare(
-                participant, case, seed=what[2], placement=experiment.placement, most_slots=experiment.most_slots
-            )
+            known[what] = to_prepare(experiment, participant, case, what[2])
         return known[what]
 
     return tuple(
         Cell(
-            number=number, case=case, policy=policy, seed=seed,
-            placement=experiment.placement, most_slots=experiment.most_slots,
-            participant=experiment.participant(policy), preparation=preparation(case, policy, seed),
-            keeps_allocations=seed == experiment.seeds[0],
+            number=number, experiment=experiment, case=case, policy=policy, seed=seed,
+            preparation=preparation(case, policy, seed),
         )
         for number, (case, policy, seed) in enumerate(kinds)
     )  # fmt: skip
@@ -129,7 +131,7 @@ def check_cell(cell: Cell) -> str:
 
     Raises ``WorkloadError``, ``PluginError`` or ``ConfigError``.
     """
-    chosen = rules_for(cell.case, cell.placement, cell.most_slots)
+    chosen = rules_for(cell.experiment, cell.case)
     sourced = load_source(cell.case.source(cell.seed), seed=cell.seed)
     participant = cell.participant
     for values in combinations(participant.tune):
@@ -150,7 +152,7 @@ def prepare_cell(cell: Cell) -> Finished:
 def replay_cell(cell: Cell) -> Finished:
     """Simulate a cell. All randomness derives from the cell's seed."""
     begin = time.perf_counter()
-    chosen = rules_for(cell.case, cell.placement, cell.most_slots)
+    chosen = rules_for(cell.experiment, cell.case)
     workload = load_source(cell.case.source(cell.seed), seed=cell.seed).workload
     participant, checkpoint = cell.participant, None
     if cell.preparation is not None and cell.prepared is not None:

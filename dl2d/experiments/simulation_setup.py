@@ -10,7 +10,7 @@ from dl2d.core.error_wording import printable
 from dl2d.core.errors import PluginError, WorkloadError
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.experiments.definition import Case
+from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.participants import PLACEMENT, Number, Participant
 from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
@@ -21,16 +21,16 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
 
 
-def rules_for(case: Case, placement: str, most_slots: int) -> Preset:
-    """The rules of a case; ``placement`` is that where no preset says so. Raises ``WorkloadError``, ``PluginError``."""
+def rules_for(experiment: Experiment, case: Case) -> Preset:
+    """The rules of a case of an experiment. Raises ``WorkloadError``, ``PluginError``."""
     name = case.preset
-    chosen = preset(name) if name is not None else Preset(Rules(), load_placement(placement), {})
+    chosen = preset(name) if name is not None else Preset(Rules(), load_placement(experiment.placement), {})
     try:
         realism = chosen.rules.realism.with_options(case.options)
     except WorkloadError as error:
         where = f"workload {case.name}"
         raise WorkloadError(f"with.{printable(error.key)}", error.problem, where=where) from None
-    return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=most_slots))
+    return replace(chosen, rules=replace(chosen.rules, realism=realism, most_slots=experiment.most_slots))
 
 
 def is_ideal(case: Case) -> bool:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -51,7 +51,7 @@ class Counting(Here):
         super().__init__()
         self.prepared: list[tuple[str, int]] = []
 
-    def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
+    def map(self, runner: Runner, cells: Sequence[Cell]) -> Generator[Finished]:
         if runner is prepare_cell:
             self.prepared += [(cell.policy, cell.preparation.seed) for cell in cells]
         yield from super().map(runner, cells)

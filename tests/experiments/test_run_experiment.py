@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ class Here:
         self.ran: list[int] = []
         self.closed = False
 
-    def map(self, runner: Runner, cells: Sequence[Cell]) -> Iterator[Finished]:
+    def map(self, runner: Runner, cells: Sequence[Cell]) -> Generator[Finished]:
         try:
             for cell in reversed(cells):
                 if len(self.ran) == self.stop_after:
