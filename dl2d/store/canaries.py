@@ -14,7 +14,20 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
 from dl2d.store.policy_versions import version_number
-from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, batches, columns, decoded_json, table_of
+from dl2d.store.row_mapping import (
+    NUMBER,
+    Base,
+    Choice,
+    JobNumber,
+    Mapping,
+    Moment,
+    UserText,
+    VersionNumber,
+    batches,
+    columns,
+    decoded_json,
+    table_of,
+)
 
 
 class CanaryRow(Base):
@@ -24,20 +37,20 @@ class CanaryRow(Base):
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
     policy: Mapped[str] = mapped_column(comment="policy that decides on the jobs of its group")
-    version: Mapped[str] = mapped_column(FreeText(), comment="its version")
-    version_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="policy_versions.number of version; NULL if not a version"
+    version: Mapped[UserText] = mapped_column(comment="its version")
+    version_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="policy_versions.number of version; NULL if not a version"
     )
     fallback: Mapped[str] = mapped_column(comment="policy that decides on the other jobs")
     share: Mapped[float] = mapped_column(
         comment="fraction of all jobs in the group, 0 to 1; 0 with a partition or account"
     )
-    partition: Mapped[str] = mapped_column(FreeText(), comment="partition of the jobs in the group, or empty")
-    account: Mapped[str] = mapped_column(FreeText(), comment="account of the jobs in the group, or empty")
-    began_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    partition: Mapped[UserText] = mapped_column(comment="partition of the jobs in the group, or empty")
+    account: Mapped[UserText] = mapped_column(comment="account of the jobs in the group, or empty")
+    began_at: Mapped[Moment]
     ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970; NULL while it runs")
     state: Mapped[CanaryState] = mapped_column(Choice(CanaryState), comment="running promoted withdrawn stopped")
-    reason: Mapped[str] = mapped_column(FreeText(), comment="why it ended, in words")
+    reason: Mapped[UserText] = mapped_column(comment="why it ended, in words")
 
 
 class CanaryJobRow(Base):
@@ -49,9 +62,7 @@ class CanaryJobRow(Base):
     canary: Mapped[int] = mapped_column(
         ForeignKey("canaries.number"), primary_key=True, autoincrement=False, comment="canaries.number"
     )
-    job_number: Mapped[int] = mapped_column(
-        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
-    )
+    job_number: Mapped[JobNumber]
     in_group: Mapped[bool] = mapped_column(comment="whether the policy decides on it; otherwise the fallback does")
 
 

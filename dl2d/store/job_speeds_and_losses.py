@@ -10,13 +10,24 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Select, bindparam, select
+from sqlalchemy import Connection, Select, bindparam, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, JobKey, Progress
 from dl2d.core.measured_losses import LossCurve, LossPoint, MeasuredLoss
 from dl2d.core.measured_speeds import MAX_MEASUREMENTS, JobSpeeds, SpeedPoint, mean_point
-from dl2d.store.row_mapping import Base, Json, batches, columns, decoded_json, table_of, upsert
+from dl2d.store.row_mapping import (
+    Base,
+    JobNumber,
+    Json,
+    PsKey,
+    WorkersKey,
+    batches,
+    columns,
+    decoded_json,
+    table_of,
+    upsert,
+)
 
 _Measurements = tuple[tuple[float, float], ...]
 
@@ -26,9 +37,9 @@ class JobSpeedRow(Base):
 
     __tablename__ = "job_speeds"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
-    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of workers")
-    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")
+    job_number: Mapped[JobNumber]
+    workers: Mapped[WorkersKey]
+    ps: Mapped[PsKey]
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements, samples/s")
     measurements: Mapped[int] = mapped_column(comment="number of rows of progress in the mean, the last 16 at most")
     at: Mapped[float] = mapped_column(comment="when the last of them was measured, seconds since 1970")
@@ -83,7 +94,7 @@ class JobLossRow(Base):
 
     __tablename__ = "job_losses"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    job_number: Mapped[JobNumber]
     curve: Mapped[LossCurve] = mapped_column(
         Json(LossCurve), comment="at most 128 of its reports, the number from one to the next, and the last, JSON"
     )

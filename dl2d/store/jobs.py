@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    ForeignKey,
     Index,
     Row,
     Select,
@@ -48,9 +47,10 @@ from dl2d.store.row_mapping import (
     Choice,
     Demand,
     Finite,
-    FreeText,
+    JobNumber,
     Json,
     Mapping,
+    UserText,
     Values,
     batches,
     columns,
@@ -129,8 +129,8 @@ class JobRow(_Reported, Base):
     id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
     submitted: Mapped[int] = mapped_column(comment="when it was submitted, whole seconds since 1970")
     epoch: Mapped[float | None] = mapped_column(comment="completed epochs; NULL of a static job that reports nothing")
-    name: Mapped[str] = mapped_column(FreeText(), comment="as its user named it")
-    model: Mapped[str] = mapped_column(FreeText(), comment="model type")
+    name: Mapped[UserText] = mapped_column(comment="as its user named it")
+    model: Mapped[UserText] = mapped_column(comment="model type")
     user_name: Mapped[str] = mapped_column(comment="owner")
     uid: Mapped[int] = mapped_column(comment="the owner's user id")
     gid: Mapped[int] = mapped_column(comment="the owner's group id")
@@ -144,7 +144,7 @@ class JobRow(_Reported, Base):
     address: Mapped[str] = mapped_column(comment="host:port of the coordinator")
     started_at: Mapped[float | None] = mapped_column(comment="when it trained first, seconds since 1970")
     ended_at: Mapped[float | None] = mapped_column(comment="when it ended, seconds since 1970")
-    end_reason: Mapped[str] = mapped_column(FreeText(), comment="how it ended, in words; while submitted: why it waits")
+    end_reason: Mapped[UserText] = mapped_column(comment="how it ended, in words; while submitted: why it waits")
     end_cause: Mapped[str] = mapped_column(
         server_default=EMPTY, comment="why it failed or was lost, one word; otherwise empty"
     )
@@ -181,7 +181,7 @@ class ProgressRow(_Reported, Base):
 
     __tablename__ = "progress"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    job_number: Mapped[JobNumber]
     at: Mapped[float] = mapped_column(primary_key=True, comment="when the report came, seconds since 1970")
     epoch: Mapped[float] = mapped_column(comment="completed epochs; 0 of a static job that reports nothing")
 

@@ -11,7 +11,17 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
-from dl2d.store.row_mapping import Base, Choice, FreeText, Values, columns, table_of, upsert
+from dl2d.store.row_mapping import (
+    Base,
+    Choice,
+    PsKey,
+    UserText,
+    Values,
+    WorkersKey,
+    columns,
+    table_of,
+    upsert,
+)
 
 
 class SpeedRow(Base):
@@ -20,13 +30,13 @@ class SpeedRow(Base):
     __tablename__ = "speeds"
     __table_args__ = (Index(None, "at"),)
 
-    model: Mapped[str] = mapped_column(FreeText(), primary_key=True, comment="model type")
+    model: Mapped[UserText] = mapped_column(primary_key=True, comment="model type")
     architecture: Mapped[Architecture] = mapped_column(
         Choice(Architecture), primary_key=True, comment="ps or allreduce"
     )
     consistency: Mapped[Consistency] = mapped_column(Choice(Consistency), primary_key=True, comment="sync or async")
-    workers: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of workers")
-    ps: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")
+    workers: Mapped[WorkersKey]
+    ps: Mapped[PsKey]
     samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements, samples/s")
     measurements: Mapped[int] = mapped_column(comment="number of rows of progress in the mean")
     jobs: Mapped[int] = mapped_column(comment="number of jobs that showed it, one after the other")

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Database, StoreLocation, translated
-from dl2d.store.row_mapping import ZERO, Base, FreeText
+from dl2d.store.row_mapping import ZERO, Base, Moment, UserText
 
 
 class LeaseRow(Base):
@@ -29,9 +29,9 @@ class LeaseRow(Base):
     __tablename__ = "lease"
 
     name: Mapped[str] = mapped_column(primary_key=True, comment="always daemon")
-    holder: Mapped[str] = mapped_column(FreeText(), comment="process and machine")
+    holder: Mapped[UserText] = mapped_column(comment="process and machine")
     term: Mapped[int] = mapped_column(comment="number of the holder, from 1; one with a smaller number may not write")
-    since: Mapped[float] = mapped_column(comment="seconds since 1970")
+    since: Mapped[Moment]
     renewals: Mapped[int] = mapped_column(server_default=ZERO, comment="number of signs of life of the holder")
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, ForeignKey, Index, Row, delete, select
+from sqlalchemy import Connection, Index, Row, delete, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow, job_numbers
-from dl2d.store.row_mapping import Base, Json, Mapping, columns, table_of, upsert
+from dl2d.store.row_mapping import Base, JobNumber, Json, Mapping, columns, table_of, upsert
 
 #: Plans of a job that are kept, the last ones by number.
 MAX_KEPT = 1000
@@ -24,7 +24,7 @@ class RuntimePlanRow(Base):
     __tablename__ = "runtime_plans"
     __table_args__ = (Index(None, "at"),)
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    job_number: Mapped[JobNumber]
     number: Mapped[int] = mapped_column(
         primary_key=True, autoincrement=False, comment="the coordinator's number of the plan"
     )

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.daemon_mode import Mode, ModeChange
 from dl2d.store.database import StoreTables
-from dl2d.store.row_mapping import NUMBER, Base, Choice, FreeText, Mapping, columns, table_of
+from dl2d.store.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, columns, table_of
 
 
 class ModeChangeRow(Base):
@@ -18,11 +18,11 @@ class ModeChangeRow(Base):
     __tablename__ = "mode_changes"
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
-    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    at: Mapped[Moment]
     before: Mapped[str] = mapped_column(comment="empty for the first")
     after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")
-    by: Mapped[str] = mapped_column(FreeText(), comment="the daemon's process and machine")
-    reason: Mapped[str] = mapped_column(FreeText(), comment="start or reload")
+    by: Mapped[UserText] = mapped_column(comment="the daemon's process and machine")
+    reason: Mapped[UserText] = mapped_column(comment="start or reload")
 
 
 _MAPPING = Mapping(ModeChange, ModeChangeRow)

@@ -22,7 +22,19 @@ from dl2d.core.policy_registry import (
     VersionState,
 )
 from dl2d.store.database import StoreTables
-from dl2d.store.row_mapping import NUMBER, Base, Choice, Finite, FreeText, Json, Mapping, columns, table_of
+from dl2d.store.row_mapping import (
+    NUMBER,
+    Base,
+    Choice,
+    Finite,
+    Json,
+    Mapping,
+    Moment,
+    UserText,
+    VersionNumber,
+    columns,
+    table_of,
+)
 
 #: Digits of a digest in messages.
 _DIGITS = 12
@@ -40,11 +52,11 @@ class PolicyVersionRow(Base):
     policy: Mapped[str] = mapped_column(comment="name of the policy")
     digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
     parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
-    parent_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not registered"
+    parent_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="its policy_versions.number; NULL if not registered"
     )
-    folder: Mapped[str] = mapped_column(FreeText(), comment="where the checkpoint is")
-    origin: Mapped[str] = mapped_column(FreeText(), comment="how it came about, in words")
+    folder: Mapped[UserText] = mapped_column(comment="where the checkpoint is")
+    origin: Mapped[UserText] = mapped_column(comment="how it came about, in words")
     at: Mapped[float] = mapped_column(comment="when it was registered, seconds since 1970")
     data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from, seconds since 1970")
     data_to: Mapped[float | None] = mapped_column(comment="jobs until then were learned from, seconds since 1970")
@@ -61,14 +73,12 @@ class PolicyChangeRow(Base):
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
     version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
-    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    at: Mapped[Moment]
     before: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state before")
     after: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state after")
-    by: Mapped[str] = mapped_column(FreeText(), comment="a user, gate or daemon")
-    reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
-    replaced: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="number of the version that was live until then"
-    )
+    by: Mapped[UserText] = mapped_column(comment="a user, gate or daemon")
+    reason: Mapped[UserText] = mapped_column(comment="why, in words")
+    replaced: Mapped[VersionNumber | None] = mapped_column(comment="number of the version that was live until then")
     rollback: Mapped[bool] = mapped_column(comment="whether the version before went live again")
 
 
@@ -83,13 +93,13 @@ class PolicyTrialRow(Base):
     current: Mapped[str] = mapped_column(
         comment="digest of the version that decided then, a policy's name, or site-scheduler"
     )
-    candidate_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="policy_versions.number of the candidate; NULL if not a version"
+    candidate_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="policy_versions.number of the candidate; NULL if not a version"
     )
-    current_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="policy_versions.number of current; NULL if not a version"
+    current_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="policy_versions.number of current; NULL if not a version"
     )
-    at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    at: Mapped[Moment]
     days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
     cases: Mapped[tuple[TrialCase, ...]] = mapped_column(
         Json(tuple[TrialCase, ...]), comment="mean completion times in slots by workload, JSON"
@@ -104,7 +114,7 @@ class PolicyTrialRow(Base):
         Finite(), comment="upper end of the 95 % interval of change, a ratio minus 1"
     )
     passed: Mapped[bool] = mapped_column(comment="whether the candidate passed the gate")
-    reason: Mapped[str] = mapped_column(FreeText(), comment="result in words")
+    reason: Mapped[UserText] = mapped_column(comment="result in words")
 
 
 class LearningRunRow(Base):
@@ -114,10 +124,10 @@ class LearningRunRow(Base):
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
     policy: Mapped[str] = mapped_column(comment="policy that learns")
-    started_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    started_at: Mapped[Moment]
     ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970")
     state: Mapped[RunState] = mapped_column(Choice(RunState), comment="running finished failed stopped lost")
-    note: Mapped[str] = mapped_column(FreeText(), comment="result, or why it ended")
+    note: Mapped[UserText] = mapped_column(comment="result, or why it ended")
 
 
 _VERSION = Mapping(Version, PolicyVersionRow)

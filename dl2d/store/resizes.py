@@ -27,7 +27,7 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.store import Resize, ResizeEvent, TaskChange
 from dl2d.store.database import StoreTables
 from dl2d.store.jobs import JobRow
-from dl2d.store.row_mapping import Base, Choice, FreeText, Values, table_of
+from dl2d.store.row_mapping import Base, Choice, Moment, UserText, Values, table_of
 
 GROW = "grow"
 SHRINK = "shrink"
@@ -48,7 +48,7 @@ class ResizeRow(Base):
     direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
     role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
     node: Mapped[str] = mapped_column(comment="node of the task")
-    began_at: Mapped[float] = mapped_column(comment="seconds since 1970")
+    began_at: Mapped[Moment]
     granted_at: Mapped[float | None] = mapped_column(
         comment="when the resource manager ran the task, seconds since 1970; NULL if it has not"
     )
@@ -74,8 +74,8 @@ class ResizeEventRow(Base):
         Choice(TaskState), primary_key=True, comment="state of the task that it entered"
     )
     step: Mapped[int] = mapped_column(comment="number of the state in its machine, to sort by")
-    at: Mapped[float] = mapped_column(comment="seconds since 1970")
-    note: Mapped[str] = mapped_column(FreeText(), comment="reason, if there is one")
+    at: Mapped[Moment]
+    note: Mapped[UserText] = mapped_column(comment="reason, if there is one")
 
 
 def runs(task: Task) -> bool:

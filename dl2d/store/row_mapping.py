@@ -11,13 +11,13 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, Row, Table, Text, text
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Row, Table, Text, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, mapped_column
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from dl2d.core.errors import StoreError
@@ -152,6 +152,20 @@ class Demand(Json[Resources]):
 def _demand(stored: str | bytes) -> Resources:
     """Decoded demand; most tasks ask for the same few."""
     return Resources.of(decode(stored, dict[str, float]))
+
+
+#: Columns that several tables have, as types: what ``mapped_column`` says of one is added.
+UserText = Annotated[str, mapped_column(FreeText())]
+Moment = Annotated[float, mapped_column(comment="seconds since 1970")]
+JobNumber = Annotated[
+    int, mapped_column(ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number")
+]
+SlotNumber = Annotated[
+    int, mapped_column(ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number")
+]
+VersionNumber = Annotated[int, mapped_column(ForeignKey("policy_versions.number"))]
+WorkersKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False, comment="number of workers")]
+PsKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")]
 
 
 class Base(DeclarativeBase):

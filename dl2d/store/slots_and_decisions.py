@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Column, Connection, ForeignKey, Index, Row, Select, exists, func, insert, or_, select
+from sqlalchemy import Column, Connection, Index, Row, Select, exists, func, insert, or_, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.cluster import NodeSet, NodeState, Snapshot
@@ -31,10 +31,13 @@ from dl2d.store.row_mapping import (
     Base,
     Choice,
     CompressedJson,
-    FreeText,
+    JobNumber,
     Json,
     Mapping,
+    SlotNumber,
+    UserText,
     Values,
+    VersionNumber,
     batches,
     columns,
     decoded_json,
@@ -64,16 +67,16 @@ class SlotRow(Base):
     policy_version: Mapped[str] = mapped_column(
         comment="version of the policy; name and release of the site's scheduler; names and versions of both policies"
     )
-    version_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="policy_versions.number of what decided; NULL if not a version"
+    version_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="policy_versions.number of what decided; NULL if not a version"
     )
-    fallback: Mapped[str] = mapped_column(
-        FreeText(), server_default=EMPTY, comment="why the fallback decided, in words; empty if it did not"
+    fallback: Mapped[UserText] = mapped_column(
+        server_default=EMPTY, comment="why the fallback decided, in words; empty if it did not"
     )
     shadow_policy: Mapped[str | None] = mapped_column(comment="policy that was asked in mode shadow; otherwise NULL")
     shadow_policy_version: Mapped[str | None] = mapped_column(comment="its version")
-    shadow_version_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not a version"
+    shadow_version_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="its policy_versions.number; NULL if not a version"
     )
     measure: Mapped[str] = mapped_column(comment="what the scores of alternatives measure")
     inputs_hash: Mapped[str] = mapped_column(comment="SHA-256 over snapshot, policy, version and seed")
@@ -103,17 +106,13 @@ class SlotRow(Base):
 class _Decided:
     """Columns of a decision on one job in one slot."""
 
-    slot: Mapped[int] = mapped_column(
-        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
-    )
-    job_number: Mapped[int] = mapped_column(
-        ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number"
-    )
+    slot: Mapped[SlotNumber]
+    job_number: Mapped[JobNumber]
     workers: Mapped[int] = mapped_column(comment="workers decided on")
     ps: Mapped[int] = mapped_column(comment="parameter servers decided on")
     binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="what kept the job from more")
-    reason: Mapped[str] = mapped_column(FreeText(), comment="why, in words")
-    guard: Mapped[str] = mapped_column(FreeText(), comment="what the guard changed, in words; empty for nothing")
+    reason: Mapped[UserText] = mapped_column(comment="why, in words")
+    guard: Mapped[UserText] = mapped_column(comment="what the guard changed, in words; empty for nothing")
 
 
 class DecisionRow(_Decided, Base):
@@ -128,8 +127,8 @@ class DecisionRow(_Decided, Base):
         comment="in mode canary the policy that decided on the job; NULL where that is the slot's"
     )
     policy_version: Mapped[str | None] = mapped_column(comment="its version")
-    version_number: Mapped[int | None] = mapped_column(
-        ForeignKey("policy_versions.number"), comment="its policy_versions.number; NULL if not a version"
+    version_number: Mapped[VersionNumber | None] = mapped_column(
+        comment="its policy_versions.number; NULL if not a version"
     )
     detail: Mapped[DecisionDetail | None] = mapped_column(
         Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
@@ -155,9 +154,7 @@ class SlotResourceRow(Base):
 
     __tablename__ = "slot_resources"
 
-    slot: Mapped[int] = mapped_column(
-        ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number"
-    )
+    slot: Mapped[SlotNumber]
     resource: Mapped[str] = mapped_column(primary_key=True, comment="cpu, gpu, memory (MiB) or another one")
     capacity: Mapped[float] = mapped_column(
         comment="of all nodes that take tasks, in units of the resource; memory in MiB"

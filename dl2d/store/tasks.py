@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    ForeignKey,
     Index,
     Row,
     Select,
@@ -39,8 +38,9 @@ from dl2d.store.row_mapping import (
     Base,
     Choice,
     Demand,
-    FreeText,
+    JobNumber,
     Mapping,
+    UserText,
     Values,
     batches,
     columns,
@@ -63,7 +63,7 @@ class TaskRow(Base):
         Index("ix_tasks_live", "job_number", sqlite_where=text(_IS_LIVE), postgresql_where=text(_IS_LIVE)),
     )
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    job_number: Mapped[JobNumber]
     id: Mapped[str] = mapped_column(primary_key=True, comment="role-ordinal, unique in the job")
     role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
     ordinal: Mapped[int] = mapped_column(comment="number in its id")
@@ -83,7 +83,7 @@ class TaskRow(Base):
     ended_at: Mapped[float | None] = mapped_column(comment="when it was released or failed, seconds since 1970")
     since: Mapped[float] = mapped_column(comment="when the present state began, seconds since 1970")
     cause: Mapped[str] = mapped_column(server_default=EMPTY, comment="why it failed, one word; empty if it did not")
-    note: Mapped[str] = mapped_column(FreeText(), comment="why it failed, or what the resource manager waits for")
+    note: Mapped[UserText] = mapped_column(comment="why it failed, or what the resource manager waits for")
 
 
 class TaskReportRow(Base):
@@ -91,7 +91,7 @@ class TaskReportRow(Base):
 
     __tablename__ = "task_reports"
 
-    job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), primary_key=True, comment="jobs.number")
+    job_number: Mapped[JobNumber]
     task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
     at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
     cpu_seconds: Mapped[float | None] = mapped_column(comment="processor time since the task began, s")
@@ -103,10 +103,10 @@ class TaskReportRow(Base):
     gpu_memory: Mapped[float | None] = mapped_column(comment="memory in use on all its GPUs, MiB")
     step_ms: Mapped[float | None] = mapped_column(comment="time of a step, mean over the last steps, ms")
     step_p95_ms: Mapped[float | None] = mapped_column(comment="95th percentile over its last steps, ms")
-    cause: Mapped[str] = mapped_column(FreeText(), comment="why its process ended; empty while it runs")
-    how: Mapped[str] = mapped_column(FreeText(), comment="the same in words")
+    cause: Mapped[UserText] = mapped_column(comment="why its process ended; empty while it runs")
+    how: Mapped[UserText] = mapped_column(comment="the same in words")
     slowdown: Mapped[float | None] = mapped_column(comment="ratio of its time to that of others for the same work")
-    slowdown_reason: Mapped[str] = mapped_column(FreeText(), comment="why it is slow, in words")
+    slowdown_reason: Mapped[UserText] = mapped_column(comment="why it is slow, in words")
 
 
 _TASK = Mapping(Task, TaskRow)
