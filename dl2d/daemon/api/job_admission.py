@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +19,7 @@ from dl2d.core.job_request_parser import (
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.daemon.api.newest_entries import NewestEntries
 from pslite.job.environment_passed_to_tasks import is_secret
 
 #: Resources of which a fraction is rounded up where the resource manager gives whole numbers only.
@@ -202,15 +202,12 @@ class RefusedJobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         #: By job id: its user's id, its name and the reason.
-        self._refused: OrderedDict[str, tuple[int, str, str]] = OrderedDict()
+        self._refused = NewestEntries[str, tuple[int, str, str]](_MAX_REFUSED)
 
     def note(self, anchor: Anchor, reason: str) -> None:
         """Remember that a job was refused."""
         with self._lock:
-            self._refused.pop(anchor.key.id, None)
             self._refused[anchor.key.id] = anchor.owner.uid, anchor.name, reason
-            if len(self._refused) > _MAX_REFUSED:
-                self._refused.popitem(last=False)
 
     def reason(self, job: str, user: User | None) -> str:
         """Why the job with this id, or the last one with this name, was refused; empty if that is not known.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 from dl2d.core.jobs import JobKey
+from dl2d.daemon.api.newest_entries import NewestEntries
 
 #: Jobs that are remembered, and processes of a job: it has one coordinator, and a new one after each death.
 _MAX_JOBS, _MAX_SENDERS = 100_000, 64
@@ -30,17 +30,15 @@ class AnsweredHeartbeats:
         self._timer, self._silent_seconds = timer, silent_seconds
         self._lock = threading.Lock()
         #: By job, since when, the last answer, and what its heartbeat said: which tasks start, and whether all end.
-        self._answered: OrderedDict[JobKey, tuple[float, float, frozenset[str] | None, bool]] = OrderedDict()
+        self._answered = NewestEntries[JobKey, tuple[float, float, frozenset[str] | None, bool]](_MAX_JOBS)
 
     def note(self, job: JobKey, starting: Collection[str] | None = None, *, ending: bool = False) -> None:
         """Note an answer, to a heartbeat with these tasks that are starting; ``ending``: its training is done."""
         with self._lock:
             now = self._timer()
-            since, last, *_ = self._answered.pop(job, (now, now, None, False))
+            since, last, *_ = self._answered.get(job, (now, now, None, False))
             since = since if now - last <= self._silent_seconds() else now
             self._answered[job] = since, now, None if starting is None else frozenset(starting), ending
-            if len(self._answered) > _MAX_JOBS:
-                self._answered.popitem(last=False)
 
     def since(self, job: JobKey) -> float | None:
         """Since when without a gap; None if none of its heartbeats was answered."""
@@ -73,15 +71,12 @@ class JobOwners:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         #: By job, the uid of its user and whether it has ended.
-        self._jobs: OrderedDict[str, tuple[int, bool]] = OrderedDict()
+        self._jobs = NewestEntries[str, tuple[int, bool]](_MAX_JOBS)
 
     def note(self, slug: str, uid: int, *, ended: bool) -> None:
         """Remember a job of a user."""
         with self._lock:
             self._jobs[slug] = uid, ended
-            self._jobs.move_to_end(slug)
-            if len(self._jobs) > _MAX_JOBS:
-                self._jobs.popitem(last=False)
 
     def uid(self, slug: str) -> int | None:
         """The uid of a job's user; None where it is not remembered."""
@@ -102,21 +97,15 @@ class TakenHeartbeats:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: OrderedDict[JobKey, OrderedDict[str, int]] = OrderedDict()
+        self._last = NewestEntries[JobKey, NewestEntries[str, int]](_MAX_JOBS)
 
     def take(self, job: JobKey, sender: str, number: int) -> bool:
         """Note a heartbeat; false if it, or a later one of this process, was noted before."""
         if not sender:
             return True
         with self._lock:
-            senders = self._last.setdefault(job, OrderedDict())
-            self._last.move_to_end(job)
+            self._last[job] = senders = self._last.get(job) or NewestEntries(_MAX_SENDERS)
             if number <= senders.get(sender, -1):
                 return False
             senders[sender] = number
-            senders.move_to_end(sender)
-            if len(senders) > _MAX_SENDERS:
-                senders.popitem(last=False)
-            if len(self._last) > _MAX_JOBS:
-                self._last.popitem(last=False)
         return True

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from dl2d.core.job_request_parser import MAX_LAUNCH_BYTES
 from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, client_group
+from dl2d.daemon.api.newest_entries import NewestEntries
 
 #: Requests without a credential that an address may send at once, in seconds of its rate.
 BURST_SECONDS = 5.0
@@ -105,9 +106,8 @@ class RateLimiter:
         self, per_second: float, burst: float, timer: Callable[[], float], *, max_addresses: int = 10_000
     ) -> None:
         self._per_second, self._burst, self._timer = per_second, burst, timer
-        self._max_addresses = max_addresses
         #: By address, the tokens that were left and when, in seconds of the timer.
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets = NewestEntries[str, tuple[float, float]](max_addresses)
 
     def take(self, host: str, tokens: float = 1.0, *, taken: float = 0.0) -> bool:
         """Take tokens of an address; false where it has fewer.
@@ -117,12 +117,10 @@ class RateLimiter:
         """
         tokens = min(tokens, max(0.0, self._burst - taken))
         group, now = client_group(host), self._timer()
-        left, at = self._buckets.pop(group, (self._burst, now))
+        left, at = self._buckets.get(group, (self._burst, now))
         left = min(self._burst, left + (now - at) * self._per_second)
         allowed = left >= tokens
         self._buckets[group] = (left - tokens * allowed, now)
-        if len(self._buckets) > self._max_addresses:
-            self._buckets.popitem(last=False)
         return allowed
 
 
