@@ -36,7 +36,7 @@ from dl2d.learning.split_of_recorded_days import (
     too_large_in_words,
 )
 from dl2d.plugins import POLICIES, FactoryArguments, available, load_placement, load_policy, takes_checkpoint
-from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_of
 
 if TYPE_CHECKING:
     from dl2d.store.policy_versions import SqlRegistry
@@ -187,8 +187,8 @@ def on_trial(
     elif candidate.digest == current.digest:
         verdict = Verdict(passed=False, reason="it is the version that decides already")
     else:
-        checkpoint = getattr(candidate.policy, "checkpoint", None)
-        days = learned_days(checkpoint) if isinstance(checkpoint, Checkpoint) else ()
+        checkpoint = checkpoint_of(candidate.policy)
+        days = () if checkpoint is None else learned_days(checkpoint)
         compared = compare(
             _cases(split, is_site=is_site),
             candidate.policy,

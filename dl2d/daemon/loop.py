@@ -52,6 +52,7 @@ from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
+from dl2d.policies.common.checkpoint import checkpoint_of
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import RECENT_DECISIONS
@@ -407,8 +408,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             else:
                 return
             if self._canary.withdraw(reason) or self._active.withdraw(reason):
-                self._context = self._canary.applied(self._context)
-                self._refreshed_at = -math.inf
+                self._apply_canary()
                 self.wake()
 
     def _withdraw_canary(self, report: Report) -> None:
@@ -416,8 +416,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         with self._replacing_context:
             aside = report.set_aside
             if aside is not None and self._context.withdrawn is None and self._canary.withdraw(f"it {aside.reason}"):
-                self._context = self._canary.applied(self._context)
-                self._refreshed_at = -math.inf
+                self._apply_canary()
 
     def _judge_canary(self) -> None:
         """Once an hour: compare the groups of the canary, and end it if its rule says so."""
@@ -428,8 +427,12 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._judged_at = now
             if (found := self._canary.judge()) is not None:
                 self._health.compared(found)
-                self._context = self._canary.applied(self._context)
-                self._refreshed_at = -math.inf
+                self._apply_canary()
+
+    def _apply_canary(self) -> None:
+        """Tick as the canary says by now, and look up the live policy version soon."""
+        self._context = self._canary.applied(self._context)
+        self._refreshed_at = -math.inf
 
     def _refresh_policy(self) -> None:
         """Once a slot: take a policy version that has become live."""
@@ -488,7 +491,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("mode", mode=str(mode), before=str(change.before or ""), reason=reason)
 
     def _build(self, settings: Settings, active: ActiveVersion) -> tuple[Context, CanaryRun]:
-        if problem := slot_length_warning(settings, getattr(active.policy, "checkpoint", None)):
+        if problem := slot_length_warning(settings, checkpoint_of(active.policy)):
             log.warning("intervals of another length than in training", problem=problem)
         jobs, poll_seconds = settings.jobs, settings.schedule.poll_seconds
         fallback = load_policy(settings.policy.fallback, "policy.fallback")

@@ -19,7 +19,7 @@ from dl2d.core.jobs import JobRequest
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version, VersionState
 from dl2d.plugins import FactoryArguments, load_placement, load_policy, takes_checkpoint
-from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, read_checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_of, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.policy_starts_jobs_check import start_check
@@ -94,7 +94,7 @@ class ActiveVersion:
             named, candidate = None, False
         self.policy: Policy
         if live is not None and not candidate:
-            self.policy = self._begin_with(live, named, getattr(running, "checkpoint", None))
+            self.policy = self._begin_with(live, named, checkpoint_of(running))
             return
         self.policy = self._made(named)
         if candidate:
@@ -106,7 +106,7 @@ class ActiveVersion:
                 )
             self._passed_over = "" if live is None else live.digest
         if candidate or (self.learns and live is None):
-            self._register(getattr(self.policy, "checkpoint", None), named)
+            self._register(named)
 
     def refreshed(self) -> Policy | None:
         """The policy of another version that has become live since; None where there is none that can be used.
@@ -132,8 +132,8 @@ class ActiveVersion:
 
     def out_of_range(self, snapshot: Snapshot) -> str:
         """Which statistic of a snapshot is out of the range of the active version's training; empty if none is."""
-        checkpoint = getattr(self.policy, "checkpoint", None)
-        return out_of_range(snapshot, checkpoint.training) if isinstance(checkpoint, Checkpoint) else ""
+        checkpoint = checkpoint_of(self.policy)
+        return "" if checkpoint is None else out_of_range(snapshot, checkpoint.training)
 
     def withdraw(self, reason: str) -> bool:
         """Make the version live again that the active one replaced, or set the active one aside if there is none.
@@ -231,9 +231,10 @@ class ActiveVersion:
     def _made(self, checkpoint: Checkpoint | None) -> Policy:
         return load_policy(self._name, given=factory_arguments(self._settings, checkpoint))
 
-    def _register(self, checkpoint: object, named: Checkpoint | None) -> None:
-        if not isinstance(checkpoint, Checkpoint):
-            return  # a plug-in that does not say with which checkpoint it was made
+    def _register(self, named: Checkpoint | None) -> None:
+        checkpoint = checkpoint_of(self.policy)
+        if checkpoint is None:
+            return
         self._digest = checkpoint.digest
         origin = "it comes with dl2d" if named is None else f"policy.checkpoint: {self._settings.policy.checkpoint}"
 
@@ -344,7 +345,7 @@ def current_checkpoint(settings: Settings, registry: SqlRegistry, name: str) -> 
             return named
     if live is not None:
         return live_checkpoint(live, named)
-    return _own_checkpoint(name)
+    return checkpoint_of(load_policy(name))
 
 
 def live_checkpoint(live: Version, *copies: Checkpoint | None) -> Checkpoint:
@@ -364,7 +365,7 @@ def live_checkpoint(live: Version, *copies: Checkpoint | None) -> Checkpoint:
         if (copy := _equal(live, copies)) is not None:
             return copy
         with contextlib.suppress(CheckpointError):
-            if (copy := _equal(live, [_own_checkpoint(live.policy)])) is not None:
+            if (copy := _equal(live, [checkpoint_of(load_policy(live.policy))])) is not None:
                 return copy
         raise
     load_policy(live.policy, given=FactoryArguments(checkpoint=checkpoint))
@@ -376,21 +377,12 @@ def _equal(live: Version, copies: Iterable[Checkpoint | None]) -> Checkpoint | N
     return next((copy for copy in copies if copy is not None and copy.digest == live.digest), None)
 
 
-def _own_checkpoint(name: str) -> Checkpoint | None:
-    """The checkpoint that comes with a policy; None if a plug-in does not show it.
-
-    Raises ``CheckpointError`` if none does.
-    """
-    own = getattr(load_policy(name), "checkpoint", None)
-    return own if isinstance(own, Checkpoint) else None
-
-
-def slot_length_warning(settings: Settings, checkpoint: object) -> str:
+def slot_length_warning(settings: Settings, checkpoint: Checkpoint | None) -> str:
     """Why the site's intervals are too far from those that a network was trained with; empty if they are not.
 
     Only of the paper's policy: ``dl2`` decides for intervals of any length.
     """
-    if not isinstance(checkpoint, Checkpoint) or checkpoint.policy != "dl2-original":
+    if checkpoint is None or checkpoint.policy != "dl2-original":
         return ""
     trained, own = checkpoint.settings.get("slot_seconds"), settings.schedule.slot_seconds
     if not isinstance(trained, int | float) or trained <= 0 or 1 / _SLOT_FACTOR <= own / trained <= _SLOT_FACTOR:

@@ -35,6 +35,12 @@ _RECORD: Final = "checkpoint.json"
 _MAX_BYTES: Final = 1 << 30
 
 
+def checkpoint_of(policy: object) -> Checkpoint | None:
+    """The checkpoint that a policy was made with; None if it has none, or is a plug-in that does not show it."""
+    found = getattr(policy, "checkpoint", None)
+    return found if isinstance(found, Checkpoint) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
     """Weights and settings of a learned policy, and a record of its training."""
