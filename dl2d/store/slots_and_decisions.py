@@ -200,8 +200,7 @@ class SqlSlots(StoreTables):
     def record_slot(self, slot: Slot) -> None:
         """See ``TickStore.record_slot``. Raises ``StoreError`` if the number is taken or a job is not known."""
         _check_scores(slot)
-        shadow = slot.shadow.jobs if slot.shadow is not None else ()
-        decision, outcome = slot.decision, slot.outcome
+        shadow, decision, outcome = slot.shadow, slot.decision, slot.outcome
         with self._database.writing(f"recording slot {slot.number}") as connection:
             numbers = job_numbers(connection, {decided.job for decided in decision.jobs})
             values = _SLOT.values(
@@ -217,12 +216,11 @@ class SqlSlots(StoreTables):
                 proposed=None if slot.proposed == decision else slot.proposed,
                 version_number=version_number(connection, decision.policy, decision.policy_version),
                 fallback=slot.proposed.fallback_cause,
-                shadow_policy=None if slot.shadow is None else slot.shadow.policy,
-                shadow_policy_version=None if slot.shadow is None else slot.shadow.policy_version,
-                shadow_version_number=None
-                if slot.shadow is None
-                else version_number(connection, slot.shadow.policy, slot.shadow.policy_version),
             )
+            if shadow is not None:
+                values["shadow_policy"], values["shadow_policy_version"] = shadow.policy, shadow.policy_version
+                number = version_number(connection, shadow.policy, shadow.policy_version)
+                values["shadow_version_number"] = number
             given = {each.job: each.allocation for each in decision.jobs}
             deciders = {each.by for each in decision.jobs if each.by is not None}
             versions: dict[Decider | None, int | None] = {by: version_number(connection, *by) for by in deciders}
@@ -238,7 +236,7 @@ class SqlSlots(StoreTables):
                         "given_workers": given.get(each.job, NOTHING).workers,
                         "given_ps": given.get(each.job, NOTHING).ps,
                     }
-                    for each in shadow
+                    for each in (() if shadow is None else shadow.jobs)
                 ],
                 SlotResourceRow: [{"slot": slot.number, **use} for use in resource_use(slot.snapshot)],
             }
