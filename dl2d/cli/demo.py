@@ -22,11 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final, Self
 
-import httpx2
 import typer
 import yaml
 
 from dl2d.cli.daemon_client import DaemonClient
+from dl2d.cli.daemon_health import daemon_health
 from dl2d.cli.demo_jobs import FAST, FULL, DemoJob, DemoPlan, DemoResult
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.output import number, print_json, print_tables, table
@@ -159,7 +159,7 @@ class _Site:
             stack.callback(self._end_tasks)
             self._daemon = self._start(("dl2d.cli", "run", "--config", str(self.folder / "dl2d.yaml")), "daemon")
             stack.callback(_end, self._daemon)
-            self._wait_for(self._answers, _START_SECONDS, "the daemon does not answer")
+            self._wait_for(lambda: daemon_health(self.settings, 2.0).runs, _START_SECONDS, "the daemon does not answer")
             self.store = SqlStore(self.settings.store_url)
             stack.callback(self.store.close)
             self._opened = stack.pop_all()
@@ -239,14 +239,6 @@ class _Site:
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
-
-    def _answers(self) -> bool:
-        try:
-            return httpx2.get(
-                f"http://127.0.0.1:{self.settings.api.port}/v1/health", timeout=2, trust_env=False
-            ).is_success
-        except httpx2.TransportError:
-            return False
 
     def _wait_for(self, true: Callable[[], bool], seconds: float, otherwise: str) -> None:
         deadline = time.monotonic() + seconds
