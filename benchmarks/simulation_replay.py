@@ -19,16 +19,15 @@ import numpy as np
 from harness import options_of, show
 
 from dl2d.core.resources import Resources
-from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.policy_lookup import find_policy
-from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.simulation_presets import Preset, PresetName, preset
+from dl2d.simulation.replay import replay
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
 
 MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 PRESETS = {
-    "none": Preset(Rules(), LoadBalance(), {}),
+    "none": preset(None),
     "dl2-paper": preset(PresetName.DL2_PAPER),
     "realistic": preset(PresetName.REALISTIC),
 }

@@ -19,11 +19,11 @@ from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.core.error_wording import printable
 from dl2d.core.errors import WorkloadError
 from dl2d.core.json_codec import as_plain
-from dl2d.plugins import load_placement
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
+from dl2d.simulation.key_value_options import key_values
 from dl2d.simulation.policy_lookup import LEARNED, find_policy
-from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.simulation_presets import Preset, PresetName, preset
+from dl2d.simulation.replay import Replayed, replay
+from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source, source_forms
 
@@ -70,7 +70,7 @@ def simulate(
         raise typer.BadParameter("--placement cannot be used with --preset, which has its own")
     if checkpoint is not None and not LEARNED.intersection(policy or ()):
         raise typer.BadParameter(f"--checkpoint needs a learned policy: --policy {' or '.join(sorted(LEARNED))}")
-    chosen = preset(preset_name) if preset_name is not None else Preset(Rules(), load_placement(placement), {})
+    chosen = preset(preset_name, placement)
     rules = replace(chosen.rules, realism=_realism(chosen.rules.realism, options or []))
     sourced = load_source(workload, seed=seed)
     jobs = sourced.workload
@@ -97,13 +97,7 @@ def simulate(
 
 
 def _realism(preset: Realism, options: list[str]) -> Realism:
-    given: dict[str, str] = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or name in given:
-            problem = "is given twice" if equals else "expected OPTION=NUMBER"
-            raise WorkloadError(printable(name), problem, where="--with")
-        given[name] = value
+    given = key_values(options, "OPTION=NUMBER", where="--with")
     try:
         return preset.with_options(given)
     except WorkloadError as error:

@@ -15,7 +15,6 @@ from dl2d.experiments.participants import PLACEMENT, Number, Participant
 from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
-from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import Preset, preset
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import Workload
@@ -23,8 +22,7 @@ from dl2d.simulation.workload.format import Workload
 
 def rules_for(experiment: Experiment, case: Case) -> Preset:
     """The rules of a case of an experiment. Raises ``WorkloadError``, ``PluginError``."""
-    name = case.preset
-    chosen = preset(name) if name is not None else Preset(Rules(), load_placement(experiment.placement), {})
+    chosen = preset(case.preset, experiment.placement)
     try:
         realism = chosen.rules.realism.with_options(case.options)
     except WorkloadError as error:
@@ -35,8 +33,7 @@ def rules_for(experiment: Experiment, case: Case) -> Preset:
 
 def is_ideal(case: Case) -> bool:
     """Whether the simulated cluster is free of noise, costs and failures: only then is the bound one."""
-    rules = preset(case.preset).rules if case.preset is not None else Rules()
-    return rules.realism.with_options(case.options) == Realism()
+    return preset(case.preset).rules.realism.with_options(case.options) == Realism()
 
 
 def tuned(participant: Participant, chosen: Mapping[str, Number | str]) -> Participant:

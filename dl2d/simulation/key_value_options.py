@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dl2d.core.error_wording import did_you_mean, shown
+from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import not_one_of
 
 _MAX_TEXT = 1000
+
+
+def key_values(parts: Iterable[str], form: str, *, where: str) -> dict[str, str]:
+    """Texts ``key=value`` by key. Raises ``WorkloadError`` for one of another form, or a key that is given twice."""
+    given: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key in given:
+            raise WorkloadError(printable(key), "is given twice" if equals else f"expected {form}", where=where)
+        given[key] = value
+    return given
 
 
 def within(default: float, least: float, most: float) -> Any:

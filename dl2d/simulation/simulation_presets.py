@@ -14,6 +14,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
+from dl2d.plugins import load_placement
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.lookahead import Lookahead
@@ -91,8 +92,8 @@ class Preset:
         return self.placements.get(policy, self.placement)
 
 
-def preset(name: PresetName) -> Preset:
-    """A preset by name.
+def preset(name: PresetName | None, placement: str = "load_balance") -> Preset:
+    """A preset by name. With None the rules are the defaults, and tasks are placed by ``placement``.
 
     ``dl2-paper``: the rules of the DL2 authors' simulator. The cluster is emptied and refilled in each slot, a task
     goes to the node with the least used resources (plain sum over types, ties by node order), and filling ends for
@@ -103,6 +104,8 @@ def preset(name: PresetName) -> Preset:
     (``dl2d.simulation.speeds.realism_options``), for all policies that are installed.
     """
     match name:
+        case None:
+            return Preset(rules=Rules(), placement=load_placement(placement), policies={})
         case PresetName.REALISTIC:
             return Preset(rules=Rules(realism=REALISTIC), placement=LoadBalance(), policies={})
         case PresetName.DL2_PAPER:

@@ -13,6 +13,7 @@ import numpy as np
 
 from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
+from dl2d.simulation.key_value_options import key_values
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate
 from dl2d.simulation.workload.job_kind_sampling import KindsSettings, draw_kinds
@@ -59,7 +60,8 @@ def load_source(source: str, *, seed: int = 0) -> LoadedWorkload:
             problem = f"there is no such file, and {prefix[1]!r} is no kind of source{did_you_mean(prefix[1], known)}"
             raise WorkloadError("", f"{problem}; there are {', '.join(known)}", where=where)
         return LoadedWorkload(read_workload(source))
-    given = _settings(query, where)
+    given = key_values(query.split("&") if query else (), "key=value", where=where)
+    given = {key: unquote(value) for key, value in given.items()}
     own_seed = _seed(given, seed, where)
     try:
         if kind == "generator":
@@ -142,16 +144,6 @@ def _split(source: str) -> tuple[str, str, str]:
         return "", source, ""
     name, mark, query = match[2].rpartition("?")
     return (match[1], name, query) if mark and "=" in query else (match[1], match[2], "")
-
-
-def _settings(query: str, where: str) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for part in query.split("&") if query else ():
-        key, equals, value = part.partition("=")
-        if not equals or key in given:
-            raise WorkloadError(printable(key), "is given twice" if equals else "expected key=value", where=where)
-        given[key] = unquote(value)
-    return given
 
 
 def _seed(given: dict[str, str], default: int, where: str) -> int:
