@@ -194,11 +194,7 @@ def _cdf(cases: Sequence[CaseSummary], looks: Mapping[str, _Look]) -> Figure:
         together = np.concatenate(list(times.values()))
         for width, (policy, values) in zip(_widths(times), times.items(), strict=True):
             look = looks[policy]
-            heights = np.arange(1, len(values) + 1) / len(values)
-            axis.plot(
-                np.concatenate(([values[0]], values)), np.concatenate(([0.0], heights)), drawstyle="steps-post",
-                color=look.colour, linestyle=look.dashes, linewidth=width,
-            )  # fmt: skip
+            axis.ecdf(values, color=look.colour, linestyle=look.dashes, linewidth=width)
         if together.max() > 20 * np.median(together):
             axis.set_xscale("log")
             axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -218,8 +214,8 @@ def _utilisation(cases: Sequence[CaseSummary], times: Sequence[Timelines], looks
             values = timeline.utilisation
             held = np.flatnonzero(values)
             some = held[-1] + 1 if held.size else 0  # to the end of its last job
-            axis.plot(
-                timelines.edges[: some + 1], np.append(values[:some], 0) * 100, drawstyle="steps-post",
+            axis.stairs(
+                values[:some] * 100, timelines.edges[: some + 1],
                 color=looks[policy].colour, linestyle=looks[policy].dashes, linewidth=line,
             )  # fmt: skip
         axis.set_ylim(0, 104)
@@ -238,10 +234,10 @@ def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Lo
     legend = [Patch(facecolor=_FAINT, label="workers"), Patch(facecolor=_FAINT, alpha=0.4, label="parameter servers")]
     figure, grid = _figure(len(timelines.policies), 1.15, legend=legend, shared=True)
     for axis, (policy, timeline) in zip(grid, timelines.policies.items(), strict=True):
-        workers, both = _to_end(timeline.workers), _to_end(timeline.workers + timeline.ps)
+        edges, workers, both = timelines.edges, timeline.workers, timeline.workers + timeline.ps
         colour = looks[policy].colour
-        axis.fill_between(timelines.edges, workers, step="post", color=colour, linewidth=0)
-        axis.fill_between(timelines.edges, workers, both, step="post", color=colour, alpha=0.4, linewidth=0)
+        axis.stairs(workers, edges, fill=True, color=colour, linewidth=0)
+        axis.stairs(both, edges, baseline=workers, fill=True, color=colour, alpha=0.4, linewidth=0)
         _dress(axis, policy, _in_slots("time", case) if axis is grid[-1] else "", grid_of="y", y="tasks")
     most = max((float((each.workers + each.ps).max()) for each in timelines.policies.values()), default=1.0)
     for axis in grid:
@@ -250,13 +246,8 @@ def _allocation(case: CaseSummary, timelines: Timelines, looks: Mapping[str, _Lo
     return figure
 
 
-def _to_end(values: Floats) -> Floats:
-    """With the last value once more, for the end of its step."""
-    return np.append(values, values[-1:])
-
-
 def _all_times(each: PolicySummary) -> Floats:
-    return np.sort(np.array([time for result in each.results.values() for time in result.jobs.values()]))
+    return np.array([time for result in each.results.values() for time in result.jobs.values()])
 
 
 def _grouped(times: Sequence[Timelines]) -> str:
