@@ -168,6 +168,7 @@ class GuardSettings(_Section):
     cooldown_up_seconds: float = Field(default=0.0, ge=0)
     cooldown_down_seconds: float = Field(default=0.0, ge=0)
     churn: int = Field(default=0, ge=0)
+    hold_back_after_seconds: float = Field(default=86400.0, ge=0)
 
     @field_validator("per_user", "per_account", "per_partition", mode="before")
     @classmethod

@@ -206,6 +206,14 @@ class SharedLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Jobs that are given nothing until an earlier one has started, which has waited for too long."""
+
+    first: JobKey
+    jobs: tuple[JobKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a policy may look at: the cluster and the jobs at one moment.
 
@@ -240,6 +248,8 @@ class Snapshot:
     #: Jobs whose coordinators are silent, or whose first tasks the resource manager starts from its queue: their tasks
     #: neither leave nor move.
     silent: tuple[JobKey, ...] = ()
+    #: Jobs that are held back; policies do not see them.
+    held_back: HeldBack | None = None
 
     @property
     def capacity(self) -> Resources:

@@ -15,6 +15,7 @@ def guard_rules(settings: Settings) -> GuardRules:
         cooldown_up=settings.guard.cooldown_up_seconds,
         cooldown_down=settings.guard.cooldown_down_seconds,
         churn=settings.guard.churn,
+        hold_back_after=settings.guard.hold_back_after_seconds,
         backoff=settings.jobs.backoff_seconds,
     )
 

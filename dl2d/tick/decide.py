@@ -21,6 +21,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.tick.canary_decision import decide_in_groups
 from dl2d.tick.decision_check import check_decision
+from dl2d.tick.long_waiting_jobs import with_held_back, without_held_back
 from dl2d.tick.policy_call import gc_paused
 from dl2d.tick.policy_failures import SetAside
 from dl2d.tick.reconcile import Reconciled
@@ -42,6 +43,8 @@ def decide(
 ) -> Decision:
     """The policy's decision for a snapshot, checked; or the fallback's, with the cause in every job's ``guarded``.
 
+    Jobs that are held back (``Snapshot.held_back``) get nothing; neither of the two decides on them.
+
     With ``canary``, the policy decides on these jobs only, and the fallback on the others
     (``dl2d.tick.canary_decision``).
 
@@ -53,7 +56,13 @@ def decide(
     PolicyError
         The fallback was asked and failed.
     """
+    decision = _decide(without_held_back(snapshot), deciders, seed, set_aside, canary)
+    return with_held_back(decision, snapshot)
 
+
+def _decide(
+    snapshot: Snapshot, deciders: Deciders, seed: int, set_aside: SetAside | None, canary: Collection[JobKey] | None
+) -> Decision:
     def ask_policy(snapshot: Snapshot) -> Decision:
         return deciders.call_policy(lambda: _ask(deciders.policy, snapshot, deciders.placement, seed))
 

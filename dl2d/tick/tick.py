@@ -16,6 +16,7 @@ from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts
 from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
+from dl2d.tick.long_waiting_jobs import held_back, jobs_held_back
 from dl2d.tick.make_room_in_limits import make_room_in_limits
 from dl2d.tick.observe import observe, with_evidence
 from dl2d.tick.observed_decision import observed_decision
@@ -102,7 +103,12 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         observation = observed_decision(snapshot, observed.listing, context.scheduler)
         slot_decision = SlotDecision(proposed=observation, in_force=observation)
     elif slot_decision is None:
-        snapshot = with_evidence(snapshot, deciders.needs, context.store)
+        snapshot = replace(
+            with_evidence(snapshot, deciders.needs, context.store), held_back=held_back(
+                snapshot, deciders.placement, after_seconds=context.guard_rules.hold_back_after,
+                unable=silent.keys() | reconciled.backing_off,
+            ),
+        )  # fmt: skip
         group = canary_jobs(context, snapshot)
         proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside, canary=group)
         if set_aside is None and (group is None or group):  # the policy was asked
@@ -172,7 +178,7 @@ def _plan(
     if context.queues_tasks:
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
-            unable=(silent.keys() - reconciled.starting) | reconciled.backing_off,
+            unable=(silent.keys() - reconciled.starting) | reconciled.backing_off | jobs_held_back(decision),
             queue_seconds=context.timeouts.queue_seconds, now=now,
         )  # fmt: skip
     plan = within_limits(

@@ -56,6 +56,8 @@ class GuardRules:
     cooldown_down: float = 0.0
     #: Maximum number of tasks that are started within any ``slot_seconds``; 0 for no limit.
     churn: int = 0
+    #: Seconds that a job waits before later ones are held back until it has started; 0: they never are.
+    hold_back_after: float = 0.0
     #: Seconds after the first failed attempt to start a job's tasks before the next one; doubled with each further one.
     backoff: float = 10.0
 

@@ -23,7 +23,15 @@ from dl2d.core.task_starts_and_stops import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
 _GUARD_CONSTRAINTS = frozenset(
-    {Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF, Constraint.SILENT, Constraint.CLAIM}
+    {
+        Constraint.LIMIT,
+        Constraint.COOLDOWN,
+        Constraint.CHURN,
+        Constraint.BACKOFF,
+        Constraint.SILENT,
+        Constraint.CLAIM,
+        Constraint.QUEUE,
+    }
 )
 
 #: Maximum part of the time between two ticks that counts as waiting.
