@@ -232,11 +232,12 @@ def test_the_documented_query_sums_what_all_tasks_of_a_job_used(tmp_path: Path) 
     query = re.search(r"^```sh\n(sacct .*?)^```$", text.partition("### What a job used")[2], re.MULTILINE | re.DOTALL)
     assert query is not None
     rows = (
-        "4711|digits|7200|7200|billing=1,cpu=1,mem=1G,node=1",
-        "4712|dl2-4711-worker-0|3600|900|cpu=4,gres/gpu=2,mem=1G",
-        "4713|dl2-4711-ps-0|1800|900|cpu=2",
-        "4714|dl2-47-worker-0|999|999|cpu=1,gres/gpu=9",
-        "47|dl2-47111-worker-0|999|999|cpu=1",
+        "4711|digits|7200|7200|billing=1,cpu=1,mem=1G,node=1|ann",
+        "4712|dl2-4711-worker-0|3600|900|cpu=4,gres/gpu=2,mem=1G|ann",
+        "4713|dl2-4711-ps-0|1800|900|cpu=2|ann",
+        "4714|dl2-47-worker-0|999|999|cpu=1,gres/gpu=9|ann",
+        "47|dl2-47111-worker-0|999|999|cpu=1|ann",
+        "4715|dl2-4711-worker-9|9999|9999|cpu=1,gres/gpu=4|bob",
     )
     sacct = tmp_path / "sacct"
     # As the real one: with states and without an end it finds nothing, without states not what was held while it ran.
