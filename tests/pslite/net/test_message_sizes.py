@@ -16,7 +16,6 @@ from pslite.net.messages import (
     Census,
     Copies,
     Digests,
-    Finished,
     FromCoordinator,
     FromMember,
     Join,
@@ -57,7 +56,6 @@ def messages() -> dict[str, Any]:
         Saved(version=late, name="ps-0", sha256="0" * 64, blocks=numbers),
         Norm(version=late, squares=dict.fromkeys(numbers, (0.1, 0.2)), of="update"),
         Digests(blocks=dict.fromkeys(numbers, b"0" * 32)),
-        Finished(version=late, suspension_ms=[0.1] * 10_000),
         Prepare(plan=plan, previous=plan, spec=SPEC),
         Census(number=late, gone=gone, blocks=numbers),
         Promote.by_block(late, gone, {number: servers[number % SERVERS] for number in numbers}),
@@ -74,7 +72,7 @@ def test_the_job_is_that_large():
 @pytest.mark.parametrize(
     ("kind", "types"),
     [
-        *((each, FromMember) for each in (Join, Copies, Saved, Norm, Digests, Finished)),
+        *((each, FromMember) for each in (Join, Copies, Saved, Norm, Digests)),
         *((each, FromCoordinator) for each in (Prepare, Census, Promote, Trust, Reassign)),
     ],
     ids=lambda value: getattr(value, "__name__", "Union"),

@@ -16,7 +16,7 @@ from pslite.job.sample_assignment import SampleRange, Seen
 
 #: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
 Vector: TypeAlias = Literal["gradient", "update"]
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20
 
@@ -240,7 +240,6 @@ class Finished(Message):
     """Worker: I have the final weights."""
 
     version: int
-    suspension_ms: list[float]
     #: whether it is the one that writes files; in an open job, elsewhere that is said by `Complete`
     chief: bool = False
 
@@ -391,12 +390,6 @@ class Begin(Message):
 
 class Commit(Message):
     """To the owner of block 0 (all-reduce: the first worker): let that plan take effect as soon as possible."""
-
-    plan: int
-
-
-class Resume(Message):
-    """To workers that stopped at the clock of that plan (comparison setting): go on."""
 
     plan: int
 
@@ -563,7 +556,6 @@ FromCoordinator = (
     | Abort
     | Begin
     | Commit
-    | Resume
     | PlanDone
     | Reassign
     | Census

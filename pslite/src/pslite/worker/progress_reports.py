@@ -92,8 +92,6 @@ class ProgressReports:
         #: waiting for a new plan, and whether this worker was a member of the plan before
         self.suspension = Stopwatch()
         self.was_member = False
-        #: milliseconds that were reported of it
-        self._suspensions: list[float] = []
         self._lock = threading.Lock()
         self._steps = StepTimer()
         self._loss = 0.0
@@ -136,10 +134,7 @@ class ProgressReports:
 
     def first_push(self, plan: int) -> None:
         """Report with the first push under a plan how long the worker has waited for it."""
-        waited = self.suspension.total_ms if self.was_member else None
-        if waited is not None:
-            self._suspensions.append(waited)
-        self._send(Pushed(plan=plan, suspension_ms=waited))
+        self._send(Pushed(plan=plan, suspension_ms=self.suspension.total_ms if self.was_member else None))
 
     def drained(self, plan: int) -> None:
         """Report that this worker has done its last step, as it is not in a plan."""
@@ -148,4 +143,4 @@ class ProgressReports:
 
     def finished(self, *, chief: bool = False) -> None:
         """Report that this worker has the last version."""
-        self._send(Finished(version=self._progress.version, suspension_ms=self._suspensions, chief=chief))
+        self._send(Finished(version=self._progress.version, chief=chief))

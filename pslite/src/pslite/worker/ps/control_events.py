@@ -23,7 +23,6 @@ from pslite.net.messages import (
     Promote,
     Ready,
     Reassign,
-    Resume,
     Seat,
 )
 from pslite.net.tensor_frames import Link
@@ -36,7 +35,7 @@ from pslite.worker.ps.recovery_from_server_loss import Recovery
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
-    PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
+    PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Complete
     | AssignSamples
 )  # fmt: skip
 
@@ -84,8 +83,6 @@ class ControlEvents:
         self.missed_steps = False
         #: the last answer to a question for samples
         self.samples: AssignSamples | None = None
-        #: the last plan for which everything has moved, where workers stand still until then
-        self.resumed = 0
         #: the worker that writes files, once all have the last version
         self.chief = ""
         #: the last plan that all members have moved to, until this worker is in it too
@@ -206,8 +203,6 @@ class ControlEvents:
                 self.missed_steps = event.missed_steps
             case AssignSamples():
                 self.samples = event
-            case Resume():
-                self.resumed = event.plan
             case Complete():
                 self.chief = event.chief
 
