@@ -32,7 +32,6 @@ def main() -> int:
     parser.add_argument("--block-bytes", type=int, default=1024)
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--wire", default="float32")
-    parser.add_argument("--update", default="server")
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--durability", default="none")
@@ -70,7 +69,6 @@ def main() -> int:
         block_bytes=options.block_bytes,
         clip_norm=options.clip,
         wire=options.wire,
-        update=options.update,
         durability=options.durability,
         on_loss=options.on_loss,
         staleness=options.staleness,

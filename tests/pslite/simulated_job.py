@@ -317,7 +317,6 @@ BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "servers": {},
     "replicas": {"durability": "durable"},
     "checkpoints": {"checkpoint_every": 10},
-    "workers update": {"update": "worker"},
 }
 #: what happens, how often, and for how long: some of it longer than leases, supervisors and TCP bear
 _KINDS: Mapping[Kind, tuple[int, tuple[float, ...]]] = {
@@ -338,8 +337,7 @@ def random_schedule(seed: int, folder: Path) -> Schedule:
     """The schedule of a seed."""
     rng = random.Random(seed)
     backend = rng.choice(list(BACKENDS))
-    kinds = [kind for kind in KINDS if kind != "encrypted"]
-    kind = rng.choice(["momentum"] if backend == "workers update" else kinds)
+    kind = rng.choice([kind for kind in KINDS if kind != "encrypted"])
     spec = job(**KINDS[kind], **BACKENDS[backend], **({"checkpoint": str(folder)} if backend == "checkpoints" else {}))
     return _random_schedule(seed, rng, spec, least_servers=3 if backend == "replicas" else 1)
 

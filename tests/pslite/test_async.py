@@ -228,7 +228,6 @@ def test_who_prefers_it_has_the_job_end_with_a_server():
     [
         ({"clip_norm": 1.0}, "clip_norm is 1.0: this is not possible in async mode, which has no common step"),
         ({"durability": "durable"}, "durability is 'durable': this is not possible in async mode"),
-        ({"update": "worker"}, "update is 'worker': this is not possible in async mode"),
         ({"segments": table_segments(9, 2, SGD(lr=0.1))}, "table is sparse: this is not possible in async mode"),
         (
             {"segments": (Segment("float32", LAMB(), job().segments[0].parts),)},

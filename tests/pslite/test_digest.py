@@ -53,7 +53,6 @@ BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "servers": {},
     "checkpoints": {"checkpoint_every": 7},
     "replicas": {"durability": "durable"},
-    "workers update": {"update": "worker"},
     "allreduce": {"architecture": "allreduce"},
 }
 
@@ -87,7 +86,7 @@ def deaths_of_coordinators(rng: random.Random, backend: str) -> list[str]:
 
 
 def deaths_with_broken_connections(rng: random.Random, backend: str) -> list[str]:
-    return ["worker"] * rng.randint(0, 1) + ["ps"] * (rng.randint(0, 1) if backend == "workers update" else 0)
+    return ["worker"] * rng.randint(0, 1)
 
 
 def bad_network(seed: int) -> list[Fault]:
@@ -121,7 +120,7 @@ class Disturbance:
     uneven: bool = False
 
 
-PS = ("servers", "replicas", "workers update")
+PS = ("servers", "replicas")
 DISTURBANCES: Mapping[str, Disturbance] = {
     "resizes": Disturbance((*PS, "allreduce"), lossless=(*PS, "allreduce")),
     "deaths of workers": Disturbance((*PS, "allreduce"), deaths(worker=(1, 2)), lossless=(*PS, "allreduce")),
@@ -146,7 +145,7 @@ DISTURBANCES: Mapping[str, Disturbance] = {
         PS, deaths_with_broken_connections, faults=broken_connections, settings=PATIENT
     ),
     "deaths of coordinators and servers on a bad network": Disturbance(
-        ("replicas", "workers update"),
+        ["replicas"],
         deaths(coordinator=(1, 3), ps=(1, 2), worker=(0, 1)),
         faults=bad_network,
         settings=PATIENT,

@@ -247,7 +247,6 @@ def test_adam_counts_each_gradient_of_an_asynchronous_job_also_of_blocks_that_ha
     [
         ({"epochs": 1}, "epochs is 1"),
         ({"scale": -1.0}, "scale is -1.0"),
-        ({"update": "worker"}, "update="),
         ({"durability": "durable", "staleness": 1}, "durability is 'durable'"),
     ],
 )

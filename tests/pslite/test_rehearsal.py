@@ -52,9 +52,8 @@ FIRST_PLANS = {
     "durable": {"durability": "durable"},
     "clipped": {"clip_norm": 0.5},
     "async": {"mode": "async"},
-    "only adds up": {"update": "worker"},
 }
-ENDS = {how: FIRST_PLANS[how] for how in ("none", "durable", "async", "only adds up")}
+ENDS = {how: FIRST_PLANS[how] for how in ("none", "durable", "async")}
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,6 @@ def dies_unheard(moment):
 )
 def test_a_server_dies_before_it_has_said_how_the_job_ends(how, servers, tmp_path):
     fault = Fault(FaultPoint.MESSAGE, dies_unheard, task="ps-0", when=is_a(DigestRequest))
-    if how == "only adds up":  # it is asked for nothing at the end
-        fault = Fault(FaultPoint.FINISH, kill("ps-0"))
     Scenario([fault], servers=servers, spec=ENDS[how], killed=["ps-0"]).play(tmp_path)
 
 

@@ -47,9 +47,9 @@ def test_the_death_of_the_only_server_fails_the_job_by_name():
     )
 
 
-def test_servers_without_a_state_have_nothing_to_replicate():
-    with pytest.raises(SpecError, match="durability"):
-        job(durability="durable", update="worker")
+def test_where_there_are_no_servers_nothing_is_replicated():
+    with pytest.raises(SpecError, match="durability is 'durable': this is not possible in an all-reduce job"):
+        job(durability="durable", architecture="allreduce")
 
 
 def test_another_durability_is_refused():
@@ -63,7 +63,7 @@ def test_another_durability_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "how"),
-    [(("--optimizer", "momentum"), KillAt), (("--optimizer", "adam", "--update", "worker"), Replace)],
+    [(("--optimizer", "momentum"), KillAt), (("--optimizer", "adam"), Replace)],
 )
 def test_without_replicas_the_job_begins_again(options, how):
     options, kill = (*SLOW, *options), how("ps-1", 20)

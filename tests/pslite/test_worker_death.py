@@ -45,7 +45,6 @@ def test_the_others_do_the_part_of_a_killed_worker(tmp_path):
     [
         ("--optimizer", "lamb", "--clip", "0.5"),
         pytest.param(("--table", "--optimizer", "adam", "--wire", "bfloat16"), marks=pytest.mark.slow),
-        pytest.param(("--update", "worker", "--optimizer", "adam"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

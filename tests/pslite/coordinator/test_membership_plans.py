@@ -56,7 +56,6 @@ def test_no_plan_can_be_made(tasks, how, change, objection):
         ([W0, W1, P0], {"plan": (W0, P0), "wanted": (W1, P1)}, (W1,), (P0,)),
         ([W0, W1, P0], {"described": spec(shards=1)}, (W0,), (P0,)),
         # servers have no weights: one that has them stays
-        ([W0, W1, P0], {"described": spec(update="worker"), "plan": (W0, P0), "wanted": (W1, P0)}, (W0, W1), (P0,)),
         ([W0, W1, P0], {"described": spec(architecture="allreduce")}, (W0, W1), ()),
     ],
 )

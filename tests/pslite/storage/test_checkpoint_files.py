@@ -260,7 +260,7 @@ def change(**changes):
 def test_one_of_an_earlier_version_with_a_durability_that_is_gone_is_read(tmp_path):
     place = a_checkpoint(tmp_path)
     record = json.loads((place / "checkpoint.json").read_text())
-    record["spec"]["durability"], record["inexact_from"] = "relaxed", 1
+    record["spec"]["durability"], record["spec"]["update"], record["inexact_from"] = "relaxed", "worker", 1
     (place / "checkpoint.json").write_text(json.dumps(record))
     found = to_resume(spec(tmp_path, durability="durable"))
     assert found.version == 2

@@ -97,7 +97,7 @@ def request_digests(job: Job) -> None:
     """Have servers send the digests of their blocks; where workers have the weights, they have sent them."""
     state = job.state
     assert state.plan is not None
-    if state.all_reduce or job.spec.update == "worker":
+    if state.all_reduce:
         return
     state.digests.clear()  # of blocks that others had, which may have been different in async mode
     job.tell({m.task for m in state.plan.servers}, DigestRequest(version=state.version))

@@ -404,12 +404,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     def servers_have_begun(self) -> bool:
         """Whether servers have had the weights with which the job begins."""
         pending = self.pending
-        if pending is None or pending.previous is not None:
-            return True
-        assert self.spec is not None
-        if self.spec.update == "server" and pending.pushed:
-            return True  # who has pushed has had all of them
-        return pending.all_moved()
+        # a worker that has pushed has had all of them
+        return pending is None or pending.previous is not None or bool(pending.pushed) or pending.all_moved()
 
     def replace_servers(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
         """Continue the plans in force with other owners of blocks."""

@@ -82,7 +82,7 @@ def choose_members(state: JobState) -> Choice:
     if not workers or not (servers or state.all_reduce):
         return Choice(unwanted=unwanted, objection="there is not a member for each role")
     # of blocks that are added only workers have the weights
-    servers_lack_weights = state.all_reduce or spec.update == "worker" or adds_blocks(state)
+    servers_lack_weights = state.all_reduce or adds_blocks(state)
     if servers_lack_weights and having_weights and not set(workers) & set(having_weights):
         # one that has the weights stays until the newcomers have them
         workers = (having_weights[0], *workers)[: None if state.all_reduce else spec.shards]

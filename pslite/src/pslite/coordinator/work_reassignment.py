@@ -105,21 +105,11 @@ def share_out_again(job: Job) -> None:
 
 
 def has_only_copy(job: Job, member: MemberState) -> bool:
-    """Whether a worker dies that may have weights which no other member has.
-
-    That is the first worker, as it sends the weights with which the job begins; and where workers have the weights
-    (`update: worker`) the last one that was there before the pending plan, or has begun to push under it.
-    """
-    state, pending = job.state, job.state.pending
+    """Whether a worker dies that may have weights which nobody else has: it sends those with which the job begins."""
+    pending = job.state.pending
     if pending is None or pending.phase == "preparing":
         return False
-    if pending.plan.workers[0].task == member.task and not state.servers_have_begun():
-        return True
-    if job.spec.update == "server" or pending.previous is None:
-        return False
-    old = {m.task for m in pending.previous.workers}
-    having = {m.task for m in pending.plan.workers} & (old | pending.pushed.keys())
-    return having <= state.dead.keys()
+    return pending.plan.workers[0].task == member.task and not job.state.servers_have_begun()
 
 
 def share_out_all(job: Job) -> dict[int, dict[int, str]] | None:

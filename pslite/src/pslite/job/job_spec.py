@@ -184,7 +184,8 @@ class Segment(WireRecord):
         return max(1, (self.block_bytes or block_bytes) // (ITEM_BYTES[self.dtype] * unit)) * unit
 
 
-class JobSpec(WireRecord, kw_only=True):
+# logs and checkpoints of earlier versions have more fields
+class JobSpec(WireRecord, kw_only=True, forbid_unknown_fields=False):
     """All that fixes the result of a job, apart from its initial weights and the user's code.
 
     Raises
@@ -217,8 +218,6 @@ class JobSpec(WireRecord, kw_only=True):
     clip_value: float = 0.0
     #: how gradients of float32 weights travel; sums and weights keep their type
     wire: Literal["float32", "bfloat16", "float16"] = "float32"
-    #: where the optimizer runs: on the servers, or in every worker, where servers only add up gradients
-    update: Literal["server", "worker"] = "server"
     #: "durable": every block has a replica on another server, which is never behind what a worker has been told
     durability: Literal["none", "durable"] = "none"
     #: what happens if state is lost with a member: the job goes back to its newest checkpoint, or fails
@@ -270,7 +269,6 @@ class JobSpec(WireRecord, kw_only=True):
         if self.asynchronous:
             refused = "this is not possible in async mode, which has no common step"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
-            _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.durability == "none", f"durability is {self.durability!r}: {refused}")
             for segment in self.segments:
                 name = segment.parts[0].name if segment.parts else "?"
@@ -279,17 +277,9 @@ class JobSpec(WireRecord, kw_only=True):
         if self.architecture == "allreduce":
             refused = "this is not possible in an all-reduce job"
             _check(self.mode in ("exact", "fast"), f"mode is {self.mode!r}: {refused}")
-            _check(self.update == "server", f"update is 'worker': {refused}")
             _check(self.wire == "float32", f"wire is {self.wire!r}: {refused}")
             _check(not table, f"{table} is sparse: {refused}")
-        if self.update == "worker":
-            _check(not self.open, 'update="worker" is not possible in a job whose script has its own loop')
-            _check(not table, f'{table} is sparse: update="worker" is possible with dense tensors only')
-        _check(
-            self.durability == "none" or (self.update == "server" and self.architecture == "ps"),
-            f'durability="{self.durability}" is for jobs whose servers apply the optimizer: others keep no state on '
-            "servers",
-        )
+            _check(self.durability == "none", f"durability is {self.durability!r}: {refused}")
         _check(bool(self.segments), "the model has no trainable parameters")
         for segment in self.segments:
             for part in segment.parts:

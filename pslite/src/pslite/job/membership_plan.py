@@ -27,7 +27,8 @@ class Member(WireRecord):
     machine: str = ""
 
 
-class Plan(WireRecord, kw_only=True):
+# logs of earlier versions have more fields
+class Plan(WireRecord, kw_only=True, forbid_unknown_fields=False):
     """Who computes which shards and who owns which block, from the version on at which the plan takes effect."""
 
     number: int

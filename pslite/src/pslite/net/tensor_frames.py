@@ -57,19 +57,15 @@ SAME = 15
 FETCH = 20
 #: server -> worker: the state that FETCH asked for
 WHOLE = 21
-#: worker -> server -> new workers: state with a checksum, in jobs whose workers apply the optimizer
-FIRST_STATE = 22
 #: worker -> server, after a new connection or a failover: send me the weights at `version` again if you have sent them;
 #: -1: the first version that a new worker gets
 RESEND = 24
 #: version in a RESEND: the one that the owner has
 NEWEST = -2
-#: server -> workers that apply the optimizer: a new worker lacks its FIRST_STATE
-NEED_FIRST_STATE = 25
 KINDS = frozenset(
     (
         PUSH, PARAM, STATE, STATE_ACK, INIT, REFUSED, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, SKIP, SAME, FIRST_STATE, RESEND, NEED_FIRST_STATE,
+        REPLICATED, SEED, SEEDED, SKIP, SAME, RESEND,
     )
 )  # fmt: skip
 
@@ -122,7 +118,7 @@ class Header:
     def with_checksum(
         cls, kind: int, payload: memoryview, *, plan: int, block: int, version: int, first: int, steps: int = 0
     ) -> Header:
-        """Return the header of a frame with a block's state and its checksum: STATE, SEED or FIRST_STATE.
+        """Return the header of a frame with a block's state and its checksum: STATE or SEED.
 
         `steps` is read as `steps_without_gradient`, or in an asynchronous job as `gradients_applied`.
         """
@@ -159,7 +155,7 @@ class Header:
 
     @property
     def crc(self) -> int:
-        """STATE, SEED, FIRST_STATE: CRC-32 of the payload."""
+        """STATE, SEED: CRC-32 of the payload."""
         return self.crc_or_flag
 
     @property

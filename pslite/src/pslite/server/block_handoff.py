@@ -32,9 +32,6 @@ class Handoff:
     outgoing: deque[BlockState] = field(default_factory=deque)
     #: blocks that the next owner has not acknowledged: those in `outgoing`, and those on their way
     unacknowledged: dict[int, BlockState] = field(default_factory=dict)
-    #: if this server only adds gradients (`sums_only`): blocks that have another owner now, kept until the plan is
-    #: completed, since workers may still ask for their last sums
-    former_sums: dict[int, BlockState] = field(default_factory=dict)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -51,11 +48,8 @@ class Handoff:
             self.assign_backup(block, moved=False)
         else:
             del server.owned[number]
-            if server.sums_only:
-                self.former_sums[number] = block
-            else:
-                self.outgoing.append(block)
-                self.unacknowledged[number] = block
+            self.outgoing.append(block)
+            self.unacknowledged[number] = block
         self.report_moved_if_complete()
 
     def can_send(self) -> bool:
@@ -204,7 +198,3 @@ class Handoff:
         self.server.activation.forget_announcement(number)
         move_ms = (time.monotonic() - prepared.entered_at) * 1e3
         self.server.send(Moved(plan=number, sent_bytes=prepared.moved_bytes, move_ms=move_ms))
-
-    def plan_completed(self, plan: int) -> None:
-        """Free the released blocks of plans up to `plan`, to which all members have moved."""
-        self.former_sums = {number: block for number, block in self.former_sums.items() if block.plan > plan}

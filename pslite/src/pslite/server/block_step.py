@@ -90,8 +90,6 @@ class StepMaker:
             return Step(total, 1.0)
         optimizer = block.definition.optimizer
         divisor = spec.divisor(optimizer, version, self.server.plan_of(block).reduction.leaves)
-        if self.server.sums_only:
-            return Step(total, divisor)
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
         if spec.clip_norm:

@@ -346,7 +346,7 @@ class Server:
         """Create what depends on the job's description, which arrives with the first plan."""
         state = self._state
         state.set_spec(spec)
-        if spec.checkpoint and not state.sums_only:
+        if spec.checkpoint:
             name = f"{self._identity.task}-{self._identity.incarnation[:8]}"
             state.saver = Saver(
                 spec, name, self._queue_result, lambda: state.faults.reached(FaultPoint.DISK, "checkpoint")
@@ -370,7 +370,6 @@ class Server:
         for earlier in [n for n in state.plans if n < number]:
             self._drop_plan(earlier)
         state.completed_plan = number
-        self._handoff.plan_completed(number)
         state.activation.forget_announcement(number)
         prepared = state.plans[number]
         plan, owned = prepared.plan, list(state.owned.values())

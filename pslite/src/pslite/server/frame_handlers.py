@@ -17,7 +17,6 @@ from pslite.net.messages import Failed
 from pslite.net.shared_memory import MappedMemory
 from pslite.net.tensor_frames import (
     FETCH,
-    FIRST_STATE,
     INIT,
     MAX_REGIONS,
     PUSH,
@@ -75,7 +74,6 @@ class FrameHandlers:
             SKIP: _Handler(_no_payload, self._skip_arrived),
             INIT: weights,
             RESTORE: weights,
-            FIRST_STATE: _Handler(self._first_state_payload, self._first_state_arrived),
             STATE: _Handler(self._state_payload, self._state_arrived),
             STATE_ACK: _Handler(_no_payload, self._state_acknowledged),
             SEED: _Handler(self._seed_payload, self._seed_arrived),
@@ -172,7 +170,7 @@ class FrameHandlers:
         if header.block < len(self.server.blocks):
             self.rounds.take_request(link, header)
 
-    # --- initial weights of the job, first weights of a worker ----------------------------------------------------
+    # --- initial weights of the job -------------------------------------------------------------------------------
 
     def _weights_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         if header.block in self.server.owned and self.server.may_begin(link, header):
@@ -192,28 +190,6 @@ class FrameHandlers:
         self.handoff.assign_backup(block, moved=self.server.plan_of(block).previous is not None)
         self.rounds.answer_workers(block)
         self.handoff.report_moved_if_complete()
-
-    def _first_state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        prepared = self.server.plans.get(header.plan)
-        if not self.server.sums_only or prepared is None or prepared.plan.worker_index(link.task) < 0:
-            raise ProtocolError(
-                f"{link.task} sent a state of block {header.block} for new workers of plan {header.plan}: only workers "
-                "of a plan that is prepared here may, in a job whose workers apply the optimizer"
-            )
-        if header.length != state_bytes(definition):
-            raise ProtocolError(
-                f"{link.task} sent {header.length} bytes as the state of block {header.block}, "
-                f"which has {state_bytes(definition)} bytes"
-            )
-        return self._new_buffer(link, header.length)
-
-    def _first_state_arrived(self, link: Link, header: Header) -> None:
-        """Forward a worker's weights and optimizer slots to the workers that the plan adds (`sums_only`)."""
-        payload = self._buffers.pop(link).data
-        for task in self.server.plans[header.plan].newcomers - {link.task}:
-            newcomer = self.connections.accepted.get(task)
-            if newcomer is not None:
-                newcomer.send(header, payload)
 
     # --- blocks that move -----------------------------------------------------------------------------------------
 

@@ -6,11 +6,9 @@ It runs in a thread of its own, so that workers are answered meanwhile.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from pslite.errors import PsliteError, Unreachable
 from pslite.fault_points import FaultPoint
-from pslite.job.job_spec import Sum
 from pslite.job.membership_plan import Plan, reduction
 from pslite.job.weight_blocks import Block, cut
 from pslite.net.authentication import Identity
@@ -63,7 +61,7 @@ def prepare(
         pushers = {node: worker.task for worker, nodes in zip(plan.workers, tree.nodes, strict=True) for node in nodes}
         planned = set(plan.blocks_of(server.task))
         blocks = cut(message.spec)  # the server may hear of another plan's meanwhile
-        gained = _gained_blocks(server, plan, [blocks[n] for n in sorted(planned.difference(owned))], tree.leaves)
+        gained = _gained_blocks(plan, [blocks[n] for n in sorted(planned.difference(owned))], tree.leaves)
         # A block that is owned here now, or is already a replica, needs no other memory for its replica.
         new_replicas = [blocks[n] for n in plan.replicas_of(server.task) if n not in replicas and n not in owned]
         replica_memory = {
@@ -85,17 +83,11 @@ def prepare(
     return PreparedPlan(plan, previous, tree, pushers, gained, newcomers, replica_memory)
 
 
-def _gained_blocks(server: ServerState, plan: Plan, definitions: Sequence[Block], leaves: int) -> dict[int, BlockState]:
+def _gained_blocks(plan: Plan, definitions: Sequence[Block], leaves: int) -> dict[int, BlockState]:
     """Return the blocks that a plan gives to this server, in memory that workers of this machine may read."""
-    if server.sums_only:
-        # the workers have the optimizer: no slots here, and no state to wait for
-        definitions = [replace(definition, optimizer=Sum()) for definition in definitions]
     arena = None
     if definitions and plan.number <= _MAX_REGION_NUMBER:
         arena = Arena(plan.number, {definition.number: state_bytes(definition) for definition in definitions})
         if arena.region.fd < 0:
             arena = None  # there is no shared memory on this machine
-    blocks = {definition.number: BlockState(definition, plan.number, leaves, arena) for definition in definitions}
-    for block in blocks.values():
-        block.has_state = server.sums_only
-    return blocks
+    return {definition.number: BlockState(definition, plan.number, leaves, arena) for definition in definitions}

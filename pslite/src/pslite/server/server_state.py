@@ -106,8 +106,6 @@ class ServerState:
     activation: PlanActivation = field(init=False)
     #: definitions of the job's blocks; empty until the description is known
     blocks: tuple[Block, ...] = ()
-    #: whether workers apply the optimizer (`update="worker"`): this server adds gradients and has no weights
-    sums_only: bool = False
     #: whether blocks have replicas
     replicated: bool = False
     #: for each block, the encoding of its gradients if they travel in 16 bits
@@ -145,7 +143,6 @@ class ServerState:
         self.layout = Layout(spec, self.blocks)
         self.region_sizes.add(self.layout.nbytes)
         self.tensors = Tensors(spec, self.blocks)
-        self.sums_only = spec.update == "worker"
         self.replicated = spec.durability == "durable"
         encoding = encoding_of(spec)
         self.encodings = [encoding if narrow(spec, definition) else None for definition in self.blocks]

@@ -23,7 +23,6 @@ from pslite.net.messages import Clip, Trust
 from pslite.net.shared_memory import Arena
 from pslite.net.tensor_frames import (
     MAX_REGIONS,
-    NEED_FIRST_STATE,
     NEWEST,
     PARAM_ROWS,
     REFUSED,
@@ -152,10 +151,7 @@ class Rounds(ABC):
         rows = block.changed_rows()
         # workers that the plan adds have no weights of the version before its first one
         same = block.unchanged and block.version > block.first
-        prepared = self.server.plan_of(block)
-        for worker in prepared.plan.workers:
-            if self.server.sums_only and block.version == block.first and worker.task in prepared.newcomers:
-                continue  # it has no weights yet to which it could apply the sum
+        for worker in self.server.plan_of(block).plan.workers:
             if worker.task in self.server.away:
                 continue
             link = self.connections.accepted.get(worker.task)
@@ -199,7 +195,7 @@ class Rounds(ABC):
     def answer_requests(self) -> None:
         """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
-            link, block = key[0], self.server.owned.get(header.block) or self.handoff.former_sums.get(header.block)
+            link, block = key[0], self.server.owned.get(header.block)
             if not link.open or (block is not None and block.has_state and self._answer_request(link, header, block)):
                 del self.requests[key]
 
@@ -330,10 +326,6 @@ class SynchronousRounds(Rounds):
         server = self.server
         if block.total is None or not block.has_state or block.number in server.frozen:
             return
-        if server.sums_only and block.number not in server.owned:
-            # Such a job's servers have no state that could arrive: a block is owned from its first complete sum on.
-            self.handoff.own(block)
-            self.answer_requests()
         step = self.step_maker.make(block, block.total)
         if step is None:
             return
@@ -349,18 +341,9 @@ class SynchronousRounds(Rounds):
         self.handoff.activate_due_plan(block)
         if not block.awaits_backup:
             self.answer_workers(block)
-        if server.sums_only:
-            self.handoff.report_moved_if_complete()
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
-        prepared = self.server.plan_of(block)
-        wants_first = header.version < 0 and link.task in prepared.newcomers
-        if self.server.sums_only and wants_first:
-            # the first weights of a new worker come from the other workers
-            for worker in self.connections.accepted.values():
-                if worker.role == "worker" and worker.task not in prepared.newcomers:
-                    worker.send(Header(NEED_FIRST_STATE, block.plan, header.block, 0, 0, -1, 0))
-            return
+        wants_first = header.version < 0 and link.task in self.server.plan_of(block).newcomers
         version = block.first if wants_first else header.version
         if version == block.version and not block.awaits_backup:
             self.send_weights(link, self.answer_header(block), block)

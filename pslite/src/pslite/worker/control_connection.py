@@ -33,7 +33,6 @@ from pslite.net.messages import (
     RollBack,
     Stacks,
 )
-from pslite.storage.checkpoint_files import Saver
 from pslite.worker.progress_reports import Progress, ProgressReports
 from pslite.worker.script_exit import FAIL_GRACE_SECONDS, ScriptProcess
 from pslite.worker.training_session import Drained
@@ -219,10 +218,6 @@ class Membership(ABC):
     def _send(self, message: Message) -> None:
         if self._client is not None:
             self._client.send(message)
-
-    def _saver_of(self, spec: JobSpec) -> Saver:
-        """Return what writes this worker's parts of checkpoints."""
-        return Saver(spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
 
     def _control_loop(self) -> None:
         client = self._client

@@ -124,7 +124,6 @@ class LoopSettings(TypedDict, total=False):
     clip_norm: float
     clip_value: float
     wire: Literal["float32", "bfloat16", "float16"]
-    update: Literal["server", "worker"]
     durability: Literal["none", "durable"]
     on_loss: Literal["restore", "fail"]
     checkpoint: str | os.PathLike[str] | None
@@ -162,8 +161,6 @@ class LoopJob(ABC):
         largest absolute value of an element of the gradient; 0 for any.
     wire
         type in which gradients of float32 parameters travel: "bfloat16" and "float16" halve what workers send.
-    update
-        "worker": every worker runs the optimizer; servers only add up gradients, and have nothing that would move.
     durability
         "durable": every server's part is kept by another one too, so that the job survives the death of one server,
         and loses nothing. Two servers at least; they answer when both have a step. "none": the job goes back to its

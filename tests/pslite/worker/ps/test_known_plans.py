@@ -86,20 +86,10 @@ def test_blocks_of_a_dead_server_have_other_owners_in_all_plans(table):
     assert [table.may_own(block) for block in range(3)] == [{"s2"}, {"s0", "s2"}, {"s2"}]
 
 
-def test_nobody_helps_where_nobody_comes(table):
-    same = PreparedPlan(plan(2, ["w0", "w1"], ["s0"], [0, 0, 0]), FIRST, SPEC)
-    table.add(same)
-    table.enter(same, 7)
-    assert table.newcomers_helper() == ""
-
-
-def test_the_first_worker_alive_of_the_plan_before_helps_those_that_come(table):
-    assert table.newcomers_helper() == "w0"  # with which the job begins
+def test_the_nodes_of_a_dead_worker_are_inherited(table):
     second = PreparedPlan(SECOND, FIRST, SPEC)
     table.add(second)
     table.enter(second, 7)
-    assert table.newcomers_helper() == "w0"
     table.lose_workers(["w0"], {2: (4, 5)})
-    assert table.newcomers_helper() == "w1"
     assert table.workers() == ["w1", "w2"]
     assert table.inherited == (4, 5)

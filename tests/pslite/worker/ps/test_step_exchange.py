@@ -32,14 +32,14 @@ class World:
         self.sent, self.pushed = [], []
         #: called before servers answer
         self.meanwhile = lambda: None
-        initial = SimpleNamespace(asked=None, send_to_newcomers=lambda: None)
+        initial = SimpleNamespace(asked=None)
         self.events = SimpleNamespace(
             take_all=lambda: None, wait=self.wait, initial=initial,
             plane=SimpleNamespace(unsent=False, leaving=False),
         )  # fmt: skip
         self.reports = ProgressReports(self.progress, self.sent.append)
         self.steps = StepExchange(
-            self.model, self.plans, self.progress, self, self.events, self.reports, None,
+            self.model, self.plans, self.progress, self, self.events, self.reports,
             FaultPoints(None, "worker-0"),
         )  # fmt: skip
         self.steps.enter(self.prepare(1, ["worker-0", "worker-1"]), 0)

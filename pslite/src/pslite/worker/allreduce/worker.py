@@ -117,7 +117,7 @@ class AllReduceWorker(Membership):
         client = self._open()
         self._groups.host = host = self._host or client.own_host
         self._taking = Taking(self._identity, self._job, host, self._say)
-        self._saver = self._saver_of(self.spec)
+        self._saver = Saver(self.spec, f"{self._identity.task}-{self._identity.incarnation[:8]}", self._send)
         self._join(
             self.spec,
             address=f"[{host}]:{self._taking.port}" if ":" in host else f"{host}:{self._taking.port}",

@@ -191,7 +191,6 @@ class ControlEvents:
             case Reassign():
                 # in async mode a dead worker's samples are left out until a plan gives them to others
                 self._plans.lose_workers(event.gone, {} if self.model.spec.asynchronous else event.nodes)
-                self.initial.send_to_newcomers()
             case Promote():
                 self.recovery.follow(event)
             case PlanDone():

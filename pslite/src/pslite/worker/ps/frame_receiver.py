@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import zlib
 from collections.abc import Callable
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -13,9 +12,7 @@ from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.net.shared_memory import MappedMemory
 from pslite.net.tensor_frames import (
-    FIRST_STATE,
     MAX_REGIONS,
-    NEED_FIRST_STATE,
     PARAM,
     PARAM_ROWS,
     REFUSED,
@@ -24,13 +21,11 @@ from pslite.net.tensor_frames import (
     WHOLE,
     Header,
     Link,
-    bytes_of,
 )
 from pslite.numeric.optimizers import slots
 from pslite.numeric.sparse_rows import checked_length, parse
 from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
-from pslite.worker.ps.initial_state import InitialState
 from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.state_fetch import StateFetch
@@ -50,7 +45,6 @@ class FrameReceiver:
         progress: Progress,
         plane: DataPlane,
         fetch: StateFetch,
-        initial: InitialState,
         faults: FaultPoints,
     ) -> None:
         self._model = model
@@ -58,7 +52,6 @@ class FrameReceiver:
         self._progress = progress
         self._plane = plane
         self._fetch = fetch
-        self._initial = initial
         self._faults = faults
         #: rows that are coming in
         self._rows: WeakKeyDictionary[Link, bytearray] = WeakKeyDictionary()
@@ -72,16 +65,14 @@ class FrameReceiver:
             PARAM_ROWS: weights,
             SAME: (self._nothing, self._weights_arrived),
             WHOLE: (self._fetched_place, self._fetched_arrived),
-            FIRST_STATE: (self._first_state_place, self._first_state_arrived),
             REFUSED: (self._nothing, self._refused),
-            NEED_FIRST_STATE: (self._nothing, self._first_state_needed),
         }
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame."""
         self._faults.reached(FaultPoint.PAYLOAD, link, header)
-        of_block = header.kind not in (REFUSED, NEED_FIRST_STATE)
-        if header.kind not in self._handlers or (of_block and header.block >= len(self._model.known_blocks)):
+        known = header.kind == REFUSED or header.block < len(self._model.known_blocks)
+        if header.kind not in self._handlers or not known:
             raise _misplaced(link, header)
         place, _ = self._handlers[header.kind]
         return place(link, header)
@@ -160,18 +151,6 @@ class FrameReceiver:
         block = self._model.blocks[header.block]
         return self._drop(link, (1 + slots(block.optimizer)) * block.nbytes)
 
-    def _first_state_place(self, link: Link, header: Header) -> memoryview:
-        """Return where the state goes with which this worker begins, sent by another one through the server."""
-        replica, progress = self._model.replica, self._progress
-        if replica is None:
-            raise _misplaced(link, header)
-        whole = bytes_of(replica.states[header.block])
-        if self._plans.current is None and self._plans.begin(header.plan) is not None:
-            progress.awaited = header.first
-        if not progress.entered and progress.wants(header.block, header.version):
-            return whole
-        return self._drop(link, whole.nbytes)
-
     def _drop(self, link: Link, length: int) -> memoryview:
         """Have a frame be dropped, also if it is needed by the time when all of it is here."""
         self._dropping.add(link)
@@ -205,18 +184,6 @@ class FrameReceiver:
         self._divert_others(link, header)
         self._fetch.arrived(header.block, header.steps_without_gradient)
 
-    def _first_state_arrived(self, link: Link, header: Header) -> None:
-        replica, progress = self._model.replica, self._progress
-        assert replica is not None
-        if progress.entered or header.block not in progress.missing:
-            return
-        if zlib.crc32(bytes_of(replica.states[header.block])) != header.crc:
-            raise ProtocolError(
-                f"the state of block {header.block} was damaged on its way through {link.task}: wrong checksum"
-            )
-        self._divert_others(link, header)
-        progress.missing.discard(header.block)
-
     def _refused(self, link: Link, header: Header) -> None:
         """A server has refused a push, as it does not own the block: the coordinator may know why."""
         if header.version < self._progress.version or header.block not in self._progress.missing:
@@ -226,9 +193,6 @@ class FrameReceiver:
             f"{link.task} refused the gradient of block {header.block} for step {header.version} under plan "
             f"{header.plan}: it does not own that block",
         )
-
-    def _first_state_needed(self, link: Link, header: Header) -> None:  # noqa: ARG002  (as the other handlers)
-        self._initial.send_to_newcomers([header.block])
 
     def _divert_others(self, link: Link, header: Header) -> None:
         """Drop what another server is sending of the block that has just come: it is not to be written over."""

@@ -1,4 +1,4 @@
-"""The state with which a job begins, and with which workers begin that come later."""
+"""The state with which a job begins, and the weights of blocks that are added to it later."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec, differences
-from pslite.job.membership_plan import Plan
 from pslite.net.messages import Message, Restored
-from pslite.net.tensor_frames import FIRST_STATE, INIT, RESTORE, Header, bytes_of
+from pslite.net.tensor_frames import INIT, RESTORE, Header, bytes_of
 from pslite.numeric.gradient_sums import Array
 from pslite.storage.checkpoint_files import Checkpoint, to_resume
-from pslite.worker.model_replica import ModelReplica
 from pslite.worker.progress_reports import Progress
 from pslite.worker.ps.data_connections import DataPlane
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
@@ -20,7 +18,7 @@ from pslite.worker.training_session import StartState
 
 
 class InitialState:
-    """Sends the first weights if this worker is the chief, and where workers update, their state to newcomers.
+    """Sends the first weights of a job, or of blocks that are added, if this worker is the one to do so.
 
     Parameters
     ----------
@@ -53,8 +51,6 @@ class InitialState:
         self._say = say
         #: what the job begins with instead of the chief's own weights
         self.given: StartState | Checkpoint | None = None
-        #: the last plan whose newcomers were sent this worker's state
-        self._helped = 0
         #: the last description that this worker has asked for, and the weights of the segments that it adds
         self.asked: tuple[JobSpec, Mapping[int, Array]] | None = None
         #: the last plan to whose added blocks this worker has sent weights
@@ -71,13 +67,8 @@ class InitialState:
             progress.awaited = found.version
             self._say(f"the job goes on from version {found.version}: {found.place}")
             self._send(Restored(version=found.version))
-        if self._model.replica is None:
-            progress.began = True
-            self.send_blocks(progress.missing)
-        else:
-            # the other workers get it from this one
-            self._model.replica.begin(found)
-            progress.missing.clear()
+        progress.began = True
+        self.send_blocks(progress.missing)
 
     def send_blocks(self, numbers: Collection[int]) -> None:
         """Send servers their blocks; one without a connection, or its successor, is sent what it lacks later."""
@@ -130,31 +121,3 @@ class InitialState:
             if link is not None:
                 link.send(Header(INIT, plan.number, number, 0, view.nbytes, version, version), view)
                 self._plane.flush(link)
-
-    def send_to_newcomers(self, again: Collection[int] = ()) -> None:
-        """Send the state of the plan's first version to workers that the plan adds, if this worker is to do so.
-
-        No worker goes on to the next version without them, so another one can still do it should this one die.  `again`
-        has the blocks whose server is gone, perhaps before it had passed them on.
-        """
-        replica, plan = self._model.replica, self._plans.current
-        if replica is None or plan is None or self._plans.prepared is None:
-            return
-        if not self._progress.entered or self._progress.version != self._plans.first:
-            return
-        helped = self._helped == plan.number
-        if (helped and not again) or self._plans.newcomers_helper() != self._task:
-            return
-        self._helped = plan.number
-        for number in again if helped else range(len(self._model.blocks)):
-            self._send_state(plan, number, replica)
-
-    def _send_state(self, plan: Plan, number: int, replica: ModelReplica) -> None:
-        link = self._plane.links.get(plan.owner(number).task)
-        if link is None:
-            return
-        whole, version = bytes_of(replica.states[number]), self._progress.version
-        header = Header.with_checksum(
-            FIRST_STATE, whole, plan=plan.number, block=number, version=version, first=version
-        )
-        link.send(header, whole)

@@ -169,13 +169,3 @@ class PlanTable:
             if plan is not None and plan.has(block):
                 return plan.owner(block).task
         return ""
-
-    def newcomers_helper(self) -> str:
-        """Return the worker that sends its state to those that the current plan adds; "" if it adds none."""
-        prepared = self.prepared
-        assert prepared is not None
-        plan, previous = prepared.plan, prepared.previous
-        old = {m.task for m in previous.workers} if previous else {plan.workers[0].task}
-        if all(member.task in old for member in plan.workers):
-            return ""
-        return next((task for task in self.workers() if task in old), "")

@@ -8,15 +8,13 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.weight_blocks import cut
 from pslite.numeric.gradient_encoding import encoding_of
 from pslite.numeric.gradient_sums import Bundle, Supply
-from pslite.worker.model_replica import ModelReplica
 
 
 class ModelBuffers:
     """Memory for a job's model in one worker.
 
-    Where servers update, there are two bundles, for weights of even and of odd versions: a step can be done over until
-    all blocks of the next version are here.  In an open job there is one, as no gradient is computed again there.
-    Where workers update, the sums of gradients arrive in one bundle, and a replica has the state of all blocks.
+    There are two bundles, for weights of even and of odd versions: a step can be done over until all blocks of the next
+    version are here.  In an open job there is one, as no gradient is computed again there.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -28,10 +26,7 @@ class ModelBuffers:
         self.weights = Bundle(spec, self.blocks)
         self.supply = Supply(spec, self.blocks)
         self.encoding = encoding_of(spec)
-        on_servers = spec.update == "server"
-        second = self.weights if spec.open else Bundle(spec, self.blocks)
-        self._bundles = (self.weights if on_servers else second, second)
-        self.replica = None if on_servers else ModelReplica(spec, self.blocks, self.weights)
+        self._bundles = self.weights, self.weights if spec.open else Bundle(spec, self.blocks)
 
     def prepare(self, spec: JobSpec) -> range:
         """Take the job's description, which is this worker's or extends it; return the numbers of blocks that it adds.
@@ -63,15 +58,5 @@ class ModelBuffers:
         return self._bundles[version % 2]
 
     def show(self, version: int) -> None:
-        """Have `weights` be those of a version that is complete."""
-        if self.replica is None:
-            self.weights = self.arriving(version)
-        else:
-            self.replica.show()
-
-    def advance(self, version: int) -> None:
-        """Have `weights` be those of the version after `version`, of which all blocks are here."""
-        if self.replica is None:
-            self.weights = self.arriving(version + 1)
-        else:
-            self.replica.apply(self.arriving(version), version)
+        """Have `weights` be those of a version of which all blocks are here."""
+        self.weights = self.arriving(version)

@@ -38,7 +38,6 @@ class Recovery:
             numbers = plan.blocks_of(server)
             if progress.began and not progress.entered:
                 self._initial.send_blocks(progress.missing.intersection(numbers))
-            self._initial.send_to_newcomers(numbers)
             self._sender.push_again(progress.unanswered(numbers))
             self._fetch.ask(numbers)
             coming = self._plans.following(progress.awaited) if progress.entered else None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.numeric.gradient_sums import Contribution
-from pslite.storage.checkpoint_files import Saver
 from pslite.worker.progress_reports import Progress, ProgressReports
 from pslite.worker.ps.control_events import ControlEvents
 from pslite.worker.ps.gradient_sender import GradientSender
@@ -17,14 +16,7 @@ from pslite.worker.training_session import Share
 
 
 class StepExchange:
-    """What the script's thread exchanges with servers from version to version, once the first weights are here.
-
-    Parameters
-    ----------
-    saver
-        writes this worker's parts of checkpoints; None if it never does.
-
-    """
+    """What the script's thread exchanges with servers from version to version, once the first weights are here."""
 
     def __init__(
         self,
@@ -34,7 +26,6 @@ class StepExchange:
         sender: GradientSender,
         events: ControlEvents,
         reports: ProgressReports,
-        saver: Saver | None,
         faults: FaultPoints,
     ) -> None:
         self._model = model
@@ -43,7 +34,6 @@ class StepExchange:
         self._sender = sender
         self._events = events
         self._reports = reports
-        self._saver = saver
         self._faults = faults
         #: this worker's part of the coming step
         self.share = Share(model.spec, 1, 0)
@@ -127,7 +117,6 @@ class StepExchange:
         self._progress.version = version
         self.set_share()
         self._report_first_push = True
-        events.initial.send_to_newcomers()
 
     def set_share(self) -> None:
         """Set what is computed in the coming step: this worker's own part, and that of dead ones."""
@@ -152,12 +141,9 @@ class StepExchange:
 
     def _complete_step(self) -> None:
         """Take the next version into use: all blocks of it are here."""
-        model, progress = self._model, self._progress
-        model.advance(progress.version)
+        progress = self._progress
         progress.version += 1
-        if model.replica is not None and self._saver is not None and self._plans.is_first:
-            for block, state in zip(model.blocks, model.replica.states, strict=True):
-                self._saver.take(block.number, progress.version, state)
+        self._model.show(progress.version)
         self._sender.begin_step()
         self._reports.step_ended()
         following = self._plans.following(progress.version)

@@ -15,9 +15,8 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.sample_assignment import ASK_AGAIN_SECONDS, SampleRange, Seen
 from pslite.job.weight_blocks import Block
 from pslite.net.authentication import Identity
-from pslite.net.messages import AskSamples, AtBarrier, Describe, Digests, Severed
+from pslite.net.messages import AskSamples, AtBarrier, Describe, Severed
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
-from pslite.storage.checkpoint_files import Saver
 from pslite.worker.control_connection import MemberOptions, Membership
 from pslite.worker.ps.control_events import ControlEvents
 from pslite.worker.ps.data_connections import DataPlane
@@ -59,7 +58,6 @@ class Worker(Membership):
         self._model: ModelBuffers
         self._fetch: StateFetch
         self._steps: StepExchange
-        self._saver: Saver | None = None
         if spec is not None:
             self.describe(spec)
         self._barriers = 0
@@ -131,12 +129,10 @@ class Worker(Membership):
         sender = GradientSender(model, plans, progress, plane)
         self._fetch = fetch = StateFetch(model, plans, progress, plane)
         initial = InitialState(self._identity.task, model, plans, progress, plane, send=self._send, say=self._say)
-        plane.receiver = FrameReceiver(model, plans, progress, plane, fetch, initial, faults)
+        plane.receiver = FrameReceiver(model, plans, progress, plane, fetch, faults)
         self._events.model, self._events.initial = model, initial
         self._events.recovery = Recovery(plans, progress, plane, sender, initial, fetch, faults)
-        if model.replica is not None and spec.checkpoint:
-            self._saver = self._saver_of(spec)
-        self._steps = StepExchange(model, plans, progress, sender, self._events, self._reports, self._saver, faults)
+        self._steps = StepExchange(model, plans, progress, sender, self._events, self._reports, faults)
 
     def attach(self) -> None:
         """Join the job before it is known what to train; returns when `rank_and_size` is valid.
@@ -197,8 +193,6 @@ class Worker(Membership):
         self._faults.reached(FaultPoint.FINISH)
         self._reports.report(force=True)
         chief = self.spec.open and self.is_chief
-        if self._model.replica is not None and (chief or not self.spec.open):
-            self._send(Digests(blocks=self._model.replica.digests()))
         self._reports.finished(chief=chief)
         if not self.spec.open:
             self._events.wait(lambda: bool(self._events.chief))
@@ -206,8 +200,6 @@ class Worker(Membership):
         self._writes_files = chief
         self._plane.stop_reopening()
         self._events.discard()
-        if self._saver is not None:
-            self._saver.close()
 
     def sever(self) -> None:
         """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
@@ -260,16 +252,12 @@ class Worker(Membership):
         Call it between steps: servers cannot go on to the next version without this worker's push.  Each array
         has shape (1 + slots, size).
         """
-        if self._model.replica is not None:
-            return [state.copy() for state in self._model.replica.states]
         states = self._fetch.begin(range(len(self.blocks)))
         self._events.wait(lambda: self._fetch.done, patient=True)
         return states
 
     def updates(self, blocks: Sequence[int]) -> list[int]:
         """Return how many steps had a gradient of each of some blocks. Call it between steps."""
-        if self._model.replica is not None:
-            return self._model.replica.updates(blocks, self.version)
         self._fetch.begin(blocks)
         self._events.wait(lambda: self._fetch.done, patient=True)
         return [self.version - self._fetch.steps_without_gradient[number] for number in blocks]
