@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pslite.errors import ProtocolError, PsliteError, Unreachable, UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
@@ -40,53 +41,36 @@ Event = (
 )  # fmt: skip
 
 
+@dataclass(eq=False)
 class ControlEvents:
-    """Queue of events, filled by any thread and emptied by the script's, mostly while that waits.
+    """Queue of events, filled by any thread and emptied by the script's, mostly while that waits."""
 
-    Parameters
-    ----------
-    send
-        takes messages for the coordinator.
-    check
-        handles what other threads have queued, in the script's thread.
-    faults
-        the worker's fault points.
-
-    """
-
+    _plans: PlanTable
+    _progress: Progress
+    #: takes messages for the coordinator
+    _send: Callable[[Message], None]
+    #: handles what other threads have queued, in the script's thread
+    _check: Callable[[], None]
+    _faults: FaultPoints
     #: connections go there; set before anything is opened
-    plane: DataPlane
+    plane: DataPlane = field(init=False)
     #: set as soon as it is known what is trained
-    model: ModelBuffers
-    initial: InitialState
-    recovery: Recovery
-
-    def __init__(
-        self,
-        plans: PlanTable,
-        progress: Progress,
-        send: Callable[[Message], None],
-        check: Callable[[], None],
-        faults: FaultPoints,
-    ) -> None:
-        self._plans = plans
-        self._progress = progress
-        self._send = send
-        self._check = check
-        self._faults = faults
-        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._closed = False
-        #: rank and number of workers before there is a plan
-        self.seat: tuple[int, int] | None = None
-        self.barriers_open = 0
-        #: whether others have trained while this worker was at the last barrier
-        self.missed_steps = False
-        #: the last answer to a question for samples
-        self.samples: AssignSamples | None = None
-        #: the worker that writes files, once all have the last version
-        self.chief = ""
-        #: the last plan that all members have moved to, until this worker is in it too
-        self._done_plan = 0
+    model: ModelBuffers = field(init=False)
+    initial: InitialState = field(init=False)
+    recovery: Recovery = field(init=False)
+    #: rank and number of workers before there is a plan
+    seat: tuple[int, int] | None = None
+    barriers_open: int = 0
+    #: whether others have trained while this worker was at the last barrier
+    missed_steps: bool = False
+    #: the last answer to a question for samples
+    samples: AssignSamples | None = None
+    #: the worker that writes files, once all have the last version
+    chief: str = ""
+    #: the last plan that all members have moved to, until this worker is in it too
+    _done_plan: int = 0
+    _queue: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    _closed: bool = False
 
     # --- any thread -----------------------------------------------------------------------------------------------
 

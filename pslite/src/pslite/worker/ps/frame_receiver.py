@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -31,6 +32,7 @@ from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.ps.state_fetch import StateFetch
 
 
+@dataclass(eq=False)
 class FrameReceiver:
     """Takes frames into the model's memory.
 
@@ -38,26 +40,19 @@ class FrameReceiver:
     that nobody looks at, and dropped.
     """
 
-    def __init__(
-        self,
-        model: ModelBuffers,
-        plans: PlanTable,
-        progress: Progress,
-        plane: DataPlane,
-        fetch: StateFetch,
-        faults: FaultPoints,
-    ) -> None:
-        self._model = model
-        self._plans = plans
-        self._progress = progress
-        self._plane = plane
-        self._fetch = fetch
-        self._faults = faults
-        #: rows that are coming in
-        self._rows: WeakKeyDictionary[Link, bytearray] = WeakKeyDictionary()
-        #: connections over which a frame comes that is dropped, and memory for it
-        self._dropping: WeakSet[Link] = WeakSet()
-        self._spare = bytearray()
+    _model: ModelBuffers
+    _plans: PlanTable
+    _progress: Progress
+    _plane: DataPlane
+    _fetch: StateFetch
+    _faults: FaultPoints
+    #: rows that are coming in
+    _rows: WeakKeyDictionary[Link, bytearray] = field(default_factory=WeakKeyDictionary)
+    #: connections over which a frame comes that is dropped, and memory for it
+    _dropping: WeakSet[Link] = field(default_factory=WeakSet)
+    _spare: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
         weights = self._weights_place, self._weights_arrived
         #: by kind of frame: where its payload goes, and what takes it when it is complete
         self._handlers: dict[int, tuple[Callable[[Link, Header], memoryview], Callable[[Link, Header], None]]] = {

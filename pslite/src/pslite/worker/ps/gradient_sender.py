@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, ref
 
 from pslite.job.membership_plan import Plan
@@ -16,19 +17,19 @@ from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 
 
+@dataclass(eq=False)
 class GradientSender:
     """Pushes each block of a contribution to its owner: in shared memory, as rows, in 16 bits, or as it is."""
 
-    def __init__(self, model: ModelBuffers, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
-        self._model = model
-        self._plans = plans
-        self._progress = progress
-        self._plane = plane
-        #: what was pushed in this step, for servers that take the place of others
-        self._sent: list[Contribution] = []
-        #: numbers of bundles whose memory is shared, and by number the bundle that each server knows
-        self._region_numbers: WeakKeyDictionary[Bundle, int] = WeakKeyDictionary()
-        self._known: WeakKeyDictionary[Link, dict[int, ref[Bundle]]] = WeakKeyDictionary()
+    _model: ModelBuffers
+    _plans: PlanTable
+    _progress: Progress
+    _plane: DataPlane
+    #: what was pushed in this step, for servers that take the place of others
+    _sent: list[Contribution] = field(default_factory=list)
+    #: numbers of bundles whose memory is shared, and by number the bundle that each server knows
+    _region_numbers: WeakKeyDictionary[Bundle, int] = field(default_factory=WeakKeyDictionary)
+    _known: WeakKeyDictionary[Link, dict[int, ref[Bundle]]] = field(default_factory=WeakKeyDictionary)
 
     @property
     def nodes(self) -> set[int]:

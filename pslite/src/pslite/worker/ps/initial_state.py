@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from pslite.errors import UsageError
 from pslite.job.job_spec import JobSpec, differences
@@ -17,44 +18,24 @@ from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.training_session import StartState
 
 
+@dataclass(eq=False)
 class InitialState:
-    """Sends the first weights of a job, or of blocks that are added, if this worker is the one to do so.
+    """Sends the first weights of a job, or of blocks that are added, if this worker is the one to do so."""
 
-    Parameters
-    ----------
-    task
-        of this worker.
-    send
-        takes messages for the coordinator.
-    say
-        takes lines for the user.
-
-    """
-
-    def __init__(
-        self,
-        task: str,
-        model: ModelBuffers,
-        plans: PlanTable,
-        progress: Progress,
-        plane: DataPlane,
-        *,
-        send: Callable[[Message], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._task = task
-        self._model = model
-        self._plans = plans
-        self._progress = progress
-        self._plane = plane
-        self._send = send
-        self._say = say
-        #: what the job begins with instead of the chief's own weights
-        self.given: StartState | Checkpoint | None = None
-        #: the last description that this worker has asked for, and the weights of the segments that it adds
-        self.asked: tuple[JobSpec, Mapping[int, Array]] | None = None
-        #: the last plan to whose added blocks this worker has sent weights
-        self._began_added = 0
+    _model: ModelBuffers
+    _plans: PlanTable
+    _progress: Progress
+    _plane: DataPlane
+    #: takes messages for the coordinator
+    _send: Callable[[Message], None]
+    #: takes lines for the user
+    _say: Callable[[str], None]
+    #: what the job begins with instead of the chief's own weights
+    given: StartState | Checkpoint | None = None
+    #: the last description that this worker has asked for, and the weights of the segments that it adds
+    asked: tuple[JobSpec, Mapping[int, Array]] | None = None
+    #: the last plan to whose added blocks this worker has sent weights
+    _began_added: int = 0
 
     def begin(self, plan: int, checkpoint: int) -> None:
         """Begin the job as its chief: with this worker's weights, or with those of a checkpoint."""
@@ -102,7 +83,7 @@ class InitialState:
         done = self._began_added == plan.number
         if (done and not again) or not missing <= set(coming.added):
             return
-        if not missing or coming.first_stayer(self._plans.gone) != self._task:
+        if not missing or coming.first_stayer(self._plans.gone) != self._plans.task:
             return
         self._began_added = plan.number
         model, version = self._model, self._progress.awaited

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,17 +16,17 @@ from pslite.worker.ps.known_plans import PlanTable
 from pslite.worker.ps.model_buffers import ModelBuffers
 
 
+@dataclass(eq=False)
 class StateFetch:
     """Blocks whose state is on its way to this worker."""
 
-    def __init__(self, model: ModelBuffers, plans: PlanTable, progress: Progress, plane: DataPlane) -> None:
-        self._model = model
-        self._plans = plans
-        self._progress = progress
-        self._plane = plane
-        self._awaited: dict[int, Array] = {}
-        #: by block that has come, how many steps had no gradient of it
-        self.steps_without_gradient: dict[int, int] = {}
+    _model: ModelBuffers
+    _plans: PlanTable
+    _progress: Progress
+    _plane: DataPlane
+    _awaited: dict[int, Array] = field(default_factory=dict)
+    #: by block that has come, how many steps had no gradient of it
+    steps_without_gradient: dict[int, int] = field(default_factory=dict)
 
     def begin(self, numbers: Iterable[int]) -> list[Array]:
         """Ask for some blocks; returns where they arrive, each of shape (1 + slots, size)."""

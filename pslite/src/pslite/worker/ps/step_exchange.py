@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
@@ -15,32 +16,23 @@ from pslite.worker.ps.model_buffers import ModelBuffers
 from pslite.worker.training_session import Share
 
 
+@dataclass(eq=False)
 class StepExchange:
     """What the script's thread exchanges with servers from version to version, once the first weights are here."""
 
-    def __init__(
-        self,
-        model: ModelBuffers,
-        plans: PlanTable,
-        progress: Progress,
-        sender: GradientSender,
-        events: ControlEvents,
-        reports: ProgressReports,
-        faults: FaultPoints,
-    ) -> None:
-        self._model = model
-        self._plans = plans
-        self._progress = progress
-        self._sender = sender
-        self._events = events
-        self._reports = reports
-        self._faults = faults
-        #: this worker's part of the coming step
-        self.share = Share(model.spec, 1, 0)
-        #: tree nodes that the next call of `exchange` has to bring
-        self._due: tuple[int, ...] = ()
-        #: whether the next push is the first under its plan
-        self._report_first_push = False
+    _model: ModelBuffers
+    _plans: PlanTable
+    _progress: Progress
+    _sender: GradientSender
+    _events: ControlEvents
+    _reports: ProgressReports
+    _faults: FaultPoints
+    #: this worker's part of the coming step; set with the first plan
+    share: Share = field(init=False)
+    #: tree nodes that the next call of `exchange` has to bring
+    _due: tuple[int, ...] = ()
+    #: whether the next push is the first under its plan
+    _report_first_push: bool = False
 
     def exchange(self, contributions: Sequence[Contribution], loss: float, samples: int) -> tuple[int, ...]:
         """Push this step's gradient sums and wait for the next version; see `Worker.exchange`."""

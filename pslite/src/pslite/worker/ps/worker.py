@@ -128,7 +128,7 @@ class Worker(Membership):
         self._model = model = ModelBuffers(spec)
         sender = GradientSender(model, plans, progress, plane)
         self._fetch = fetch = StateFetch(model, plans, progress, plane)
-        initial = InitialState(self._identity.task, model, plans, progress, plane, send=self._send, say=self._say)
+        initial = InitialState(model, plans, progress, plane, self._send, self._say)
         plane.receiver = FrameReceiver(model, plans, progress, plane, fetch, faults)
         self._events.model, self._events.initial = model, initial
         self._events.recovery = Recovery(plans, progress, plane, sender, initial, fetch, faults)
