@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -52,51 +53,33 @@ PARALLEL_CHANGES: Final = 8
 _CLOSE_SECONDS: Final = 5.0
 
 
+@dataclass(eq=False)
 class ServiceChanger:
-    """Changes the sizes of jobs' services in a thread, with one request for all starts and stops of a job.
+    """Changes the sizes of jobs' services in a thread, with one request for all starts and stops of a job."""
 
-    Parameters
-    ----------
-    client
-        Client of the ResourceManager, with a short time-out.
-    lock
-        Held while ``tasks`` and ``services`` are read or changed, never during a call. The times and numbers of
-        attempts in a service are used by this thread, and the one of its pool that changes the service, alone.
-    timer
-        Seconds on a monotonic clock.
-    read_details
-        Called by the thread every ``DETAILS_SECONDS``.
-    warn
-        Writes a warning to the log.
-    """
+    settings: YarnSettings
+    #: Client of the ResourceManager, with a short time-out.
+    client: RestClient
+    #: Held while ``tasks`` and ``services`` are read or changed, never during a call. The times and numbers of attempts
+    #: in a service are used by this thread, and the one of its pool that changes the service, alone.
+    lock: threading.Lock
+    tasks: ContainerTasks
+    services: Services
+    #: Seconds on a monotonic clock.
+    timer: Callable[[], float]
+    #: Called by the thread every ``DETAILS_SECONDS``.
+    read_details: Callable[[], None]
+    #: Writes a warning to the log.
+    warn: Callable[[str], None]
+    _command_retry_at: float = -math.inf
+    #: Until when changes are allowed.
+    _allowed_until: float = -math.inf
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
 
-    def __init__(
-        self,
-        settings: YarnSettings,
-        client: RestClient,
-        lock: threading.Lock,
-        tasks: ContainerTasks,
-        services: Services,
-        *,
-        timer: Callable[[], float],
-        read_details: Callable[[], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._lock = lock
-        self._tasks = tasks
-        self._services = services
-        self._timer = timer
-        self._read_other_details = read_details
-        self._warn = warn
-        self._command_retry_at = -math.inf
-        #: Until when changes are allowed.
-        self._allowed_until = -math.inf
-        self._closing = threading.Event()
+    def __post_init__(self) -> None:
         #: Changes several services at once: each ApplicationMaster may hang.
         self._pool = ThreadPoolExecutor(PARALLEL_CHANGES, "dl2d-yarn-change")
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread unless it runs."""
@@ -106,10 +89,10 @@ class ServiceChanger:
 
     def allow(self, seconds: float) -> None:
         """Allow changes for this time from now, in seconds; before the first call none are allowed."""
-        self._allowed_until = self._timer() + seconds
+        self._allowed_until = self.timer() + seconds
 
     def _is_allowed(self) -> bool:
-        return self._timer() < self._allowed_until
+        return self.timer() < self._allowed_until
 
     def close(self) -> None:
         """End the thread; waits ``_CLOSE_SECONDS`` at most for a call that is under way."""
@@ -133,24 +116,24 @@ class ServiceChanger:
         """Change the services that are due; with ``details`` also read what YARN's lists do not have, and act on it."""
         self._change_services()
         if details:
-            until = self._timer() + _READ_SECONDS
+            until = self.timer() + _READ_SECONDS
             self.check_overdue(until)
             self._read_descriptions(until)
-            self._read_other_details()
+            self.read_details()
             self._read_pending_reasons(until)
             self._decommission_idle()
 
     def _change_services(self) -> None:
         """Resize or remove the services that are due, several at once."""
-        with self._lock:
-            services = self._services.changeable()
-            due = [service for service in services if service.retry_at <= self._timer() and not service.removed]
+        with self.lock:
+            services = self.services.changeable()
+            due = [service for service in services if service.retry_at <= self.timer() and not service.removed]
         # At the daemon's start many services may have ended: a few are removed in each round.
         ended = [service for service in due if service.state.ended]
-        until = self._timer() + _FAILED_CHANGES_SECONDS
+        until = self.timer() + _FAILED_CHANGES_SECONDS
 
         def change(service: JobService) -> None:
-            if self._is_allowed() and (not service.failures or self._timer() < until):
+            if self._is_allowed() and (not service.failures or self.timer() < until):
                 self._attempt(service, self._remove if service.remove_at is not None else self._resize, is_change=True)
 
         healthy_first = _healthy_first([service for service in due if not service.state.ended] + ended[:_MAX_PER_ROUND])
@@ -162,13 +145,13 @@ class ServiceChanger:
 
         The failure of a change (``is_change``) counts until a change succeeds, other failures until any action does.
         """
-        if self._closing.is_set() or self._timer() < service.retry_at:
+        if self._closing.is_set() or self.timer() < service.retry_at:
             return
         try:
             action(service)
         except ResourceManagerError as error:
             self._record_failure(service, str(error))
-            self._warn(f"{service.name}: {error}")
+            self.warn(f"{service.name}: {error}")
             service.change_failed |= is_change
         except Exception as error:
             # An error of the program, too, must not keep the other services from being changed.
@@ -183,15 +166,15 @@ class ServiceChanger:
         """Set when the service is tried again, and show the reason at its waiting tasks."""
         service.failures += 1
         delay = _RETRY_SECONDS * 2.0 ** min(service.failures - 1, 30)
-        service.retry_at = self._timer() + min(delay, _MAX_RETRY_SECONDS)
-        with self._lock:
-            for task in self._tasks.records.of_job(service.job):
+        service.retry_at = self.timer() + min(delay, _MAX_RETRY_SECONDS)
+        with self.lock:
+            for task in self.tasks.records.of_job(service.job):
                 if task.waits:
                     task.reason = reason
 
     def _resize(self, service: JobService) -> None:
         """Request the number of containers that each component needs, unless YARN has confirmed it."""
-        with self._lock:
+        with self.lock:
             if service.state.ended or not service.application_id:
                 return
             if not self._needed_sizes(service):
@@ -199,36 +182,36 @@ class ServiceChanger:
         found = self._read_description(service)
         if found.use is not ServiceUse.RESIZABLE:
             if self._has_ended(service):
-                service.retry_at = self._timer() + _RETRY_SECONDS  # it is about to end by itself
+                service.retry_at = self.timer() + _RETRY_SECONDS  # it is about to end by itself
                 return
             raise Unavailable(f"{service.name} cannot be resized yet")
-        with self._lock:
+        with self.lock:
             # The description may have corrected the known sizes, and a request that changes nothing would hold the
             # service in state FLEX.
             wanted = self._needed_sizes(service)
             if not wanted or not self._is_allowed():
                 return
             shrinks = any(size < found.sizes.get(role.value, 0) for role, size in wanted.items())
-            if shrinks and self._services.has_unknown(service):
+            if shrinks and self.services.has_unknown(service):
                 raise Unavailable(f"{service.name} is not made smaller before all its containers are known")
             for role in TASK_ROLES:
-                self._tasks.component(service.job, role).begin_change(self._timer())
-        self._client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
-        with self._lock:
+                self.tasks.component(service.job, role).begin_change(self.timer())
+        self.client.send("PUT", service_path(service.name), flex_request(wanted), do_as=service.user)
+        with self.lock:
             for role, size in wanted.items():
-                self._tasks.component(service.job, role).confirmed_size = size
+                self.tasks.component(service.job, role).confirmed_size = size
         sizes = {role.value: size for role, size in wanted.items()}
         log.info("service resized", name=service.name, job=service.job.id, **sizes)
 
     def _has_ended(self, service: JobService) -> bool:
         """Whether the service or its coordinator has ended."""
-        with self._lock:
-            anchor = self._tasks.records.get(task_tag(service.job, ANCHOR))
+        with self.lock:
+            anchor = self.tasks.records.get(task_tag(service.job, ANCHOR))
         return service.state.ended or (anchor is not None and not anchor.live)
 
     def _needed_sizes(self, service: JobService) -> Mapping[Role, int]:
         """Number of containers that each component should have; empty if YARN has confirmed these numbers."""
-        components = {role: self._tasks.update_size(service.job, role) for role in TASK_ROLES}
+        components = {role: self.tasks.update_size(service.job, role) for role in TASK_ROLES}
         if all(component.confirmed_size == component.size for component in components.values()):
             return {}
         return {role: component.size for role, component in components.items()}
@@ -243,20 +226,20 @@ class ServiceChanger:
         Unavailable
             YARN does not say which application it is.
         """
-        found = read_service(self._client, service.name, do_as=service.user)
+        found = read_service(self.client, service.name, do_as=service.user)
         if found.application_id and found.application_id != service.application_id:
             raise NotFound(f"service {service.name} is {found.application_id} by now, not {service.application_id}")
         if not found.application_id and found.use is not ServiceUse.ENDED:
             raise Unavailable(f"YARN does not say yet which application service {service.name} is")
-        service.described_at = self._timer()
+        service.described_at = self.timer()
         if found.use is ServiceUse.RESIZABLE:
-            with self._lock:
-                application = self._services.application(service)
+            with self.lock:
+                application = self.services.application(service)
                 listed = sum(len(containers) for containers in found.containers.values())
                 service.all_described = application is not None and listed >= application.containers - 1
                 for role in TASK_ROLES:
                     name = role.value
-                    self._tasks.update_component(
+                    self.tasks.update_component(
                         service.job, role, found.sizes.get(name, 0), found.decommissioned.get(name, ()),
                         found.containers.get(name, {}),
                     )  # fmt: skip
@@ -271,8 +254,8 @@ class ServiceChanger:
             YARN does not say which application has the service's name: it may be a new one that starts.
         """
         ended = self._has_ended(service)
-        with self._lock:
-            due = service.remove_at is not None and (ended or self._timer() >= service.remove_at)
+        with self.lock:
+            due = service.remove_at is not None and (ended or self.timer() >= service.remove_at)
             if service.removed or not due or not service.application_id:
                 return
         try:
@@ -283,7 +266,7 @@ class ServiceChanger:
                 )
             if not self._is_allowed():
                 return
-            self._client.send("DELETE", service_path(service.name), do_as=service.user)
+            self.client.send("DELETE", service_path(service.name), do_as=service.user)
         except NotFound as error:
             self._check_gone(service, error)
         except Rejected as error:
@@ -292,9 +275,9 @@ class ServiceChanger:
             self._check_gone(service, error)
         if not service.state.ended:
             # It may go on all the same: it counts as removed once its application is listed as ended.
-            service.retry_at = self._timer() + REMOVE_AGAIN_SECONDS
+            service.retry_at = self.timer() + REMOVE_AGAIN_SECONDS
             return
-        with self._lock:
+        with self.lock:
             service.removed = True
         log.info("service removed", name=service.name)
 
@@ -312,40 +295,40 @@ class ServiceChanger:
 
         After ``until`` no further service is read.
         """
-        by_job = self._services.by_job
-        with self._lock:
-            late = [(by_job.get(job), tasks) for job, tasks in self._tasks.overdue().items()]
-            anchors = {task.job for task in self._tasks.records.pending_anchors()}
-            unreported = self._without_coordinator(anchors, self._timer() - self._tasks.overdue_seconds)
+        by_job = self.services.by_job
+        with self.lock:
+            late = [(by_job.get(job), tasks) for job, tasks in self.tasks.overdue().items()]
+            anchors = {task.job for task in self.tasks.records.pending_anchors()}
+            unreported = self._without_coordinator(anchors, self.timer() - self.tasks.overdue_seconds)
         checks: list[tuple[JobService, Callable[[JobService], None]]] = []
         checks += [(service, partial(self._end_unlisted, tasks)) for service, tasks in late if service is not None]
         checks += [(service, self._end_without_coordinator) for service in unreported]
         for service, check in sorted(checks, key=lambda each: (each[0].failures, each[0].retry_at)):
-            if self._timer() < until:
+            if self.timer() < until:
                 self._attempt(service, check)
 
     def _without_coordinator(self, jobs: Collection[JobKey], since: float) -> list[JobService]:
         """Services of these jobs that have been running since before ``since``, seconds on the monotonic clock."""
         found = []
-        for service in self._services.by_job.values():
+        for service in self.services.by_job.values():
             if service.state is not RmJobState.RUNNING:
                 service.running_since = None  # in its queue, where its ApplicationMaster may also be started again
                 continue
-            began = service.running_since = service.running_since or self._timer()
+            began = service.running_since = service.running_since or self.timer()
             if service.job in jobs and began < since and service.remove_at is None:
                 found.append(service)
         return found
 
     def _read_descriptions(self, until: float) -> None:
         """Read the descriptions of services whose containers may differ from those recorded; none after ``until``."""
-        with self._lock:
-            jobs = self._tasks.unverified_jobs(DETAILS_SECONDS) | self._services.undescribed()
-            services = [self._services.live(job) for job in jobs]
+        with self.lock:
+            jobs = self.tasks.unverified_jobs(DETAILS_SECONDS) | self.services.undescribed()
+            services = [self.services.live(job) for job in jobs]
         running = [service for service in services if service is not None and service.state is RmJobState.RUNNING]
         running.sort(key=lambda each: each.described_at)
-        due = [service for service in _healthy_first(running) if service.retry_at <= self._timer()]
+        due = [service for service in _healthy_first(running) if service.retry_at <= self.timer()]
         for service in due[:_MAX_PER_ROUND]:
-            if self._timer() < until:
+            if self.timer() < until:
                 self._attempt(service, self._read_description)
 
     def _end_unlisted(self, tasks: Iterable[Task], service: JobService) -> None:
@@ -356,20 +339,20 @@ class ServiceChanger:
         """
         found = self._read_description(service)
         present = {container for containers in found.containers.values() for container in containers.values()}
-        with self._lock:
+        with self.lock:
             is_complete = found.use is ServiceUse.RESIZABLE and service.all_described
             for task in tasks:
                 if is_complete and present and task.container not in present:
-                    task.end(RmJobState.LOST, f"{task.container} is gone", self._timer())
+                    task.end(RmJobState.LOST, f"{task.container} is gone", self.timer())
 
     def _end_without_coordinator(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
         found = self._read_description(service)
         dead = found.dead.get(Role.COORDINATOR.value, ()) if found.use is ServiceUse.RESIZABLE else ()
-        now = self._timer()
-        since = now - _START_INTERVALS * self._tasks.overdue_seconds
-        with self._lock:
-            anchor = self._tasks.records.get(task_tag(service.job, ANCHOR))
+        now = self.timer()
+        since = now - _START_INTERVALS * self.tasks.overdue_seconds
+        with self.lock:
+            anchor = self.tasks.records.get(task_tag(service.job, ANCHOR))
             recent = {each: at for each, at in service.dead_coordinators.items() if now - at < _DEAD_SECONDS}
             service.dead_coordinators = dict.fromkeys(dead[-1:], now) | recent
             if dead and anchor is not None:
@@ -379,61 +362,61 @@ class ServiceChanger:
                 has_run_long = service.running_since is not None and service.running_since < since
                 needed = _DEAD_ADOPTED if anchor.adopted else _DEAD_CONTAINERS
                 if has_run_long and (service.blacklists_nodes or len(service.dead_coordinators) >= needed):
-                    anchor.end(RmJobState.FAILED, anchor.reason, self._timer())
+                    anchor.end(RmJobState.FAILED, anchor.reason, self.timer())
                     service.remove_at = 0.0
 
     def _read_pending_reasons(self, until: float) -> None:
         """Read why containers of services have been waiting, and show it at their tasks; no read after ``until``."""
-        since = self._timer() - DETAILS_SECONDS
-        with self._lock:
-            waiting = (*self._tasks.records.waiting(), *self._tasks.records.pending_anchors())
+        since = self.timer() - DETAILS_SECONDS
+        with self.lock:
+            waiting = (*self.tasks.records.waiting(), *self.tasks.records.pending_anchors())
             late = {task.job for task in waiting if task.added < since}
-            services = [service for job, service in self._services.by_job.items() if job in late]
+            services = [service for job, service in self.services.by_job.items() if job in late]
         running = [service for service in services if service.state is RmJobState.RUNNING and service.is_live]
         for service in sorted(running, key=lambda each: each.reasons_read_at)[:_MAX_PER_ROUND]:
-            if self._timer() >= until:
+            if self.timer() >= until:
                 return
-            service.reasons_read_at = self._timer()
+            service.reasons_read_at = self.timer()
             try:
-                reason = read_pending_reason(self._client, service.application_id)
+                reason = read_pending_reason(self.client, service.application_id)
             except ResourceManagerError as error:
-                self._warn(f"{service.name}: {error}")
+                self.warn(f"{service.name}: {error}")
                 continue
-            with self._lock:
+            with self.lock:
                 service.blacklists_nodes = "blacklisted" in reason
-                for task in self._tasks.records.of_job(service.job):
+                for task in self.tasks.records.of_job(service.job):
                     has_failed = task.role is Role.COORDINATOR and service.dead_coordinators
                     if task.state is RmJobState.PENDING and reason and not has_failed:
                         task.reason = f"waits for a container: {reason}"
 
     def _decommission_idle(self) -> None:
         """Decommission containers without a task for ``IDLE_SECONDS``, if the ``yarn`` command is configured."""
-        if not self._settings.yarn_command or not self._is_allowed():
+        if not self.settings.yarn_command or not self._is_allowed():
             return
-        with self._lock:
-            surplus = [(self._services.live(job), found) for job, found in self._tasks.surplus(IDLE_SECONDS).items()]
+        with self.lock:
+            surplus = [(self.services.live(job), found) for job, found in self.tasks.surplus(IDLE_SECONDS).items()]
         for service, containers in surplus:
-            if service is not None and max(service.command_retry_at, self._command_retry_at) <= self._timer():
+            if service is not None and max(service.command_retry_at, self._command_retry_at) <= self.timer():
                 self._attempt(service, partial(self._decommission_containers, containers))
 
     def _decommission_containers(self, containers: Iterable[tuple[Role, int]], service: JobService) -> None:
         """Decommission these containers (role and position) with the ``yarn`` command."""
         self._read_description(service)
-        settings = self._settings
+        settings = self.settings
         user = "" if settings.principal else settings.account
         do_as = service.user if service.user != settings.account else ""
         for role, position in containers:
-            with self._lock:
-                if not self._tasks.mark_decommissioned(service.job, role, position):
+            with self.lock:
+                if not self.tasks.mark_decommissioned(service.job, role, position):
                     continue
             try:
                 decommission(settings.yarn_command, service.name, f"{role.value}-{position}", user=user, do_as=do_as)
             except ResourceManagerError:
-                service.command_retry_at = self._timer() + COMMAND_RETRY_SECONDS
-                self._command_retry_at = self._timer() + ANY_COMMAND_RETRY_SECONDS
-                with self._lock:
+                service.command_retry_at = self.timer() + COMMAND_RETRY_SECONDS
+                self._command_retry_at = self.timer() + ANY_COMMAND_RETRY_SECONDS
+                with self.lock:
                     # It may have been carried out all the same: the next description says.
-                    self._tasks.component(service.job, role).decommissioned.discard(position)
+                    self.tasks.component(service.job, role).decommissioned.discard(position)
                 raise
             log.info("container decommissioned", name=service.name, instance=f"{role.value}-{position}")
 

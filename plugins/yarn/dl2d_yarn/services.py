@@ -75,39 +75,32 @@ class JobService:
         self.remove_at = at if self.remove_at is None else min(at, self.remove_at)
 
 
+@dataclass(eq=False)
 class Services:
     """Services of dl2d's jobs. Not thread-safe.
 
     A service that its user posted is dl2d's once one of its containers has reported. In the modes observe and shadow
     none reports, so dl2d does not change it.
-
-    Parameters
-    ----------
-    cluster
-        Name of the cluster, the first part of its jobs' keys.
-    user
-        User as whom the daemon acts in YARN. Services of this user with a name that dl2d gives were posted by it.
-    tasks
-        Tasks of the containers that report.
-    clock
-        Seconds since 1970.
     """
 
-    def __init__(self, cluster: str, user: str, tasks: ContainerTasks, clock: Callable[[], float]) -> None:
-        self._cluster = cluster
-        self._user = user
-        self._tasks = tasks
-        self._clock = clock
-        self.by_job: dict[JobKey, JobService] = {}
-        #: Jobs whose services this daemon may change: it was told to start or stop a part of them, or a container of
-        #: theirs has reported to it.
-        self.managed: set[JobKey] = set()
-        #: Applications of the last listing, by id.
-        self.applications: dict[str, Application] = {}
+    #: Name of the cluster, the first part of its jobs' keys.
+    cluster: str
+    #: User as whom the daemon acts in YARN. Services of this user with a name that dl2d gives were posted by it.
+    user: str
+    #: Tasks of the containers that report.
+    tasks: ContainerTasks
+    #: Seconds since 1970.
+    clock: Callable[[], float]
+    by_job: dict[JobKey, JobService] = field(default_factory=dict)
+    #: Jobs whose services this daemon may change: it was told to start or stop a part of them, or a container of theirs
+    #: has reported to it.
+    managed: set[JobKey] = field(default_factory=set)
+    #: Applications of the last listing, by id.
+    applications: dict[str, Application] = field(default_factory=dict)
 
     def key(self, application: Application) -> JobKey:
         """Key of the job of a service that its user posted."""
-        return JobKey(self._cluster, application.id.removeprefix("application_"), application.started)
+        return JobKey(self.cluster, application.id.removeprefix("application_"), application.started)
 
     def live(self, job: JobKey) -> JobService | None:
         """The live service of a job, if it has one."""
@@ -128,13 +121,13 @@ class Services:
         jobs = []
         present = set()
         # Jobs whose containers have reported, also those that an earlier daemon registered.
-        reporting = self._tasks.records.jobs()
+        reporting = self.tasks.records.jobs()
         self.applications = {application.id: application for application in listing.applications}
         # Of several with one name the job's is the one that runs, in whatever order they are listed.
         for application in sorted(listing.applications, key=lambda each: each.state.ended):
             if not application.is_service:
                 continue
-            own = job_of_service(application.name, self._cluster) if application.user == self._user else None
+            own = job_of_service(application.name, self.cluster) if application.user == self.user else None
             job = own or self.key(application)
             if own is None and job not in self.by_job and job not in reporting:
                 jobs.append(_listed_job(application))
@@ -152,7 +145,7 @@ class Services:
         if not listing.incomplete:
             for job in [job for job, service in self.by_job.items() if service.application_id and job not in present]:
                 del self.by_job[job]
-            self.managed &= self.by_job.keys() | self._tasks.records.jobs()
+            self.managed &= self.by_job.keys() | self.tasks.records.jobs()
         return jobs
 
     def _update_service(self, service: JobService, application: Application) -> None:
@@ -161,13 +154,13 @@ class Services:
         service.user, service.queue, service.started = application.user, application.queue, application.started
         if application.state.ended:
             reason = f"{application.id} has ended: {application.reason}"
-            self._tasks.records.end_job(service.job, RmJobState.CANCELLED, reason)
+            self.tasks.records.end_job(service.job, RmJobState.CANCELLED, reason)
             # The name and the folder stay taken until the service is removed.
             service.remove_at = service.remove_at if service.remove_at is not None else 0.0
 
     def _add(self, job: JobKey, name: str) -> JobService:
         """Add a service that was not listed before; it is to be removed if its coordinator has failed or is to stop."""
-        anchor = self._tasks.records.get(task_tag(job, ANCHOR))
+        anchor = self.tasks.records.get(task_tag(job, ANCHOR))
         failed = anchor is not None and anchor.state is RmJobState.FAILED
         remove_at = 0.0 if failed else None if anchor is None else anchor.deadline
         service = self.by_job[job] = JobService(job, name, remove_at=remove_at)
@@ -186,11 +179,11 @@ class Services:
     def _is_unreported(self, application: Application, service: JobService | None) -> bool:
         job = self.key(application) if service is None else service.job
         all_described = service is not None and service.all_described
-        return (not all_described and self._has_more(application, job)) or self._tasks.has_unreported(job)
+        return (not all_described and self._has_more(application, job)) or self.tasks.has_unreported(job)
 
     def _has_more(self, application: Application, job: JobKey) -> bool:
         """Whether YARN has more containers than have reported; one of them is the ApplicationMaster's."""
-        return self._tasks.count_reported(job) < application.containers - 1
+        return self.tasks.count_reported(job) < application.containers - 1
 
     def has_unknown(self, service: JobService) -> bool:
         """Whether YARN has containers of a service that have neither reported nor been described."""
@@ -223,8 +216,8 @@ class Services:
 
     def add_anchor(self, job: JobKey, user: str) -> None:
         """Add the anchor of a job, waiting for a container, unless it is known."""
-        if self._tasks.records.get(task_tag(job, ANCHOR)) is None:
-            self._tasks.records.add(Task(job, ANCHOR, Role.COORDINATOR, user, self._clock(), adopted=True))
+        if self.tasks.records.get(task_tag(job, ANCHOR)) is None:
+            self.tasks.records.add(Task(job, ANCHOR, Role.COORDINATOR, user, self.clock(), adopted=True))
 
     def add_missing_anchors(self) -> None:
         """Add the unknown anchors of live services: no container of them has reported since the daemon's start."""
@@ -234,7 +227,7 @@ class Services:
 
     def _listed_anchor(self, application: Application, service: JobService) -> RmJob:
         """The anchor of a service as a job; if its coordinator has reported its end, this counts, not YARN's state."""
-        task = self._tasks.records.get(task_tag(service.job, ANCHOR))
+        task = self.tasks.records.get(task_tag(service.job, ANCHOR))
         state, reason = application.state, application.reason
         if task is not None and task.state in (RmJobState.DONE, RmJobState.FAILED):
             state, reason = task.state, task.reason
