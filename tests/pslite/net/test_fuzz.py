@@ -34,7 +34,7 @@ from pslite.net.authentication import Identity, connect
 from pslite.net.message_framing import Channel
 from pslite.net.message_framing import frame as message_frame
 from pslite.net.messages import PROTOCOL, FromMember, Hello, Join
-from pslite.net.tensor_frames import KINDS, Header, Link
+from pslite.net.tensor_frames import RESEND, Header, Link
 from pslite.worker.allreduce.state_transfer import Giving, Taking
 from pslite.worker.training_session import Session
 
@@ -46,7 +46,7 @@ def frame(rng: random.Random, blocks: int, version: int) -> bytes:
     """A header that is mostly plausible, and some bytes after it."""
     length = rng.choice((0, 24, 48, 64, 72, rng.randrange(2**16), rng.randrange(2**32)))
     header = Header(
-        rng.choice(sorted(KINDS)),
+        rng.randint(0, RESEND + 1),
         rng.choice((0, 1, 2, rng.randrange(2**32))),
         rng.choice((rng.randrange(blocks), rng.randrange(2**32))),
         rng.choice((rng.randrange(20), rng.randrange(2**32))),

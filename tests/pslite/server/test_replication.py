@@ -108,6 +108,6 @@ def test_a_damaged_seed_is_refused(two):
     first, second = two
     (number,) = first.state.owned
     second.replica_store.expect({number: second.replica_store.kept[number]})
-    with pytest.raises(ProtocolError, match=f"the seed of block {number} was damaged on its way from ps-0"):
+    with pytest.raises(ProtocolError, match=f"the state of block {number} was damaged on its way from ps-0"):
         second.take("ps-0", Header(SEED, 1, number, 0, 16, 0, 0), bytes(16))
     assert SEEDED not in [header.kind for header, _ in second.connections.accepted["ps-0"].sent]

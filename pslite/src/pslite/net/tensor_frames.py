@@ -62,13 +62,6 @@ WHOLE = 21
 RESEND = 24
 #: version in a RESEND: the one that the owner has
 NEWEST = -2
-KINDS = frozenset(
-    (
-        PUSH, PARAM, STATE, STATE_ACK, INIT, REFUSED, RESTORE, REGION, PARAM_ROWS, FETCH, WHOLE, REPLICATE,
-        REPLICATED, SEED, SEEDED, SKIP, SAME, RESEND,
-    )
-)  # fmt: skip
-
 #: regions of one peer, at most
 MAX_REGIONS = 256
 
@@ -163,6 +156,15 @@ class Header:
         """PARAM, PARAM_ROWS, SAME: whether the first worker had a gradient of the block in step `version` - 1."""
         return bool(self.crc_or_flag)
 
+    def check(self, payload: memoryview, sender: str) -> None:
+        """Raise `ProtocolError` if a payload does not have this header's checksum (STATE, SEED)."""
+        crc = zlib.crc32(payload)
+        if crc != self.crc:
+            raise ProtocolError(
+                f"the state of block {self.block} was damaged on its way from {sender}: its checksum is {crc:08x}, not "
+                f"{self.crc:08x}"
+            )
+
     def reply(self, kind: int) -> Header:
         """Return the header of a frame without payload about the same block and version."""
         return Header(kind, self.plan, self.block, self.detail, 0, self.version, self.first)
@@ -195,7 +197,7 @@ def unpack(data: bytearray) -> Header:
     (
         magic, kind, region, plan, block, detail, length, crc_or_flag, next_plan, version, first, next_first
     ) = _HEADER.unpack_from(data)  # fmt: skip
-    if magic != _MAGIC or kind not in KINDS:
+    if magic != _MAGIC:
         raise ProtocolError("a data frame does not begin with a valid header")
     return Header(kind, plan, block, detail, length, version, first, next_plan, next_first, crc_or_flag, region)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -198,16 +197,12 @@ class FrameHandlers:
 
     def _state_arrived(self, link: Link, header: Header) -> None:
         block = self.server.block_for_state(link, header)
-        crc = zlib.crc32(block.whole)
-        if crc != header.crc:
+        try:
+            header.check(block.whole, link.task)
+        except ProtocolError as error:
             # The former owner does not send it a second time: the job cannot go on.  A damaged seed
             # (`ReplicaStore.take_seed`) only closes the connection, as the job can go on without the replica.
-            self.server.send(
-                Failed(
-                    reason=f"the state of block {header.block} was damaged on its way from {link.task}: "
-                    f"its checksum is {crc:08x}, not {header.crc:08x}"
-                )
-            )
+            self.server.send(Failed(reason=str(error)))
             return
         if not self.handoff.receive(block, header):
             return

@@ -7,7 +7,6 @@ step is lost with the owner.  A new backup is first sent the whole state, called
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -270,12 +269,7 @@ class ReplicaStore:
 
         """
         block = self._expected.pop(header.block)
-        crc = zlib.crc32(block.whole)
-        if crc != header.crc:
-            raise ProtocolError(
-                f"the seed of block {header.block} was damaged on its way from {link.task}: "
-                f"its checksum is {crc:08x}, not {header.crc:08x}"
-            )
+        header.check(block.whole, link.task)
         block.plan, block.steps_without_gradient = header.plan, header.steps_without_gradient
         block.state_arrived(header)
         self.kept[header.block] = block

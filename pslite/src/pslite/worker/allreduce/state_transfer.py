@@ -10,7 +10,6 @@ import selectors
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 
 from pslite.errors import PeerLost, ProtocolError, PsliteError
@@ -239,10 +238,5 @@ class Taking:
 
     def arrived(self, link: Link, header: Header) -> None:
         """Check a block that is complete."""
-        crc = zlib.crc32(bytes_of(self._states[header.block]))
-        if crc != header.crc:
-            raise ProtocolError(
-                f"the state of block {header.block} was damaged on its way from {link.task}: "
-                f"its checksum is {crc:08x}, not {header.crc:08x}"
-            )
+        header.check(bytes_of(self._states[header.block]), link.task)
         self._missing.discard(header.block)
