@@ -18,8 +18,8 @@ from own_loop import OwnLoop
 
 from pslite.job.job_spec import SGD, Adam, JobSpec, Mean, Part, Segment
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, GradientSums
+from pslite.worker.elastic_job_base import OpenSession
 from pslite.worker.single_process_session import SingleSession
-from pslite.worker.training_session import OpenSession
 
 #: steps of the first segments before others are added, and of all segments
 LATE_AT, STEPS = 20, 50

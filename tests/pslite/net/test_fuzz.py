@@ -36,7 +36,7 @@ from pslite.net.message_framing import frame as message_frame
 from pslite.net.messages import PROTOCOL, FromMember, Hello, Join
 from pslite.net.tensor_frames import RESEND, Header, Link
 from pslite.worker.allreduce.state_transfer import Giving, Taking
-from pslite.worker.training_session import Session
+from pslite.worker.elastic_job_base import Session
 
 #: of everything in this process; what is announced has up to 4 GiB
 MOST_BYTES = 32 << 20

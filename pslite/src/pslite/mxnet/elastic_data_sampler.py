@@ -11,8 +11,7 @@ from mxnet.gluon.data import Sampler
 from pslite.errors import UsageError
 from pslite.job.sample_assignment import NOT_COUNTED, SampleRange, Seen
 from pslite.job.sample_order import permutation
-from pslite.worker.elastic_job_base import open_session
-from pslite.worker.training_session import OpenSession
+from pslite.worker.elastic_job_base import OpenSession, open_session
 
 #: the session of the process, which is one worker; and whether a KVStore has it
 _session: OpenSession | None = None

@@ -37,9 +37,6 @@ class AsynchronousRounds(Rounds):
             )
         return True
 
-    def _is_still_awaited(self, link: Link, header: Header) -> bool:  # noqa: ARG002
-        return True  # asynchronous jobs have no replicas: no failover sets blocks back
-
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         if isinstance(gradient, NoGradient):
             raise ProtocolError(f"{link.task} pushed no gradient: workers of an asynchronous job push all keys")

@@ -94,8 +94,9 @@ class Rounds(ABC):
         plan = header.next_plan
         self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
         block = self.server.find(header)
-        if block is None or not self._is_still_awaited(link, header):
-            # while it arrived, a failover has set the block back to another version: the worker pushes it again
+        if block is None or not (self.server.spec.asynchronous or self.admit(link, header)):
+            # While it arrived, a failover has set the block back to another version: the worker pushes it again.
+            # Asynchronous jobs have no replicas, and so no failovers.
             self.server.pool.give(buffer)
             return
         gradient: Array | Rows = parse(block.definition, buffer.data) if block.definition.row else buffer
@@ -116,10 +117,6 @@ class Rounds(ABC):
         block = self.server.find(header)
         assert block is not None
         self._add(link, header, block, NO_GRADIENT)
-
-    @abstractmethod
-    def _is_still_awaited(self, link: Link, header: Header) -> bool:
-        """Return whether to add a push that was admitted before its gradient arrived."""
 
     @abstractmethod
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
@@ -275,9 +272,6 @@ class SynchronousRounds(Rounds):
                 "which that plan assigns to another worker"
             )
         return True
-
-    def _is_still_awaited(self, link: Link, header: Header) -> bool:
-        return self.admit(link, header)
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         block.received.add(header.node)

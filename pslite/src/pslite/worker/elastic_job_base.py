@@ -13,7 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,13 @@ from pslite.launch.environment_parsing import TaskEnvironment, architecture_of, 
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.worker.ps.worker import Worker
 from pslite.worker.single_process_session import SingleSession
-from pslite.worker.training_session import OpenSession, Session
+
+if TYPE_CHECKING:
+    from pslite.worker.allreduce.worker import AllReduceWorker
+
+#: the session of a script that says later what it trains
+OpenSession: TypeAlias = Worker | SingleSession
+Session: TypeAlias = "OpenSession | AllReduceWorker"
 
 
 def session_for(spec: JobSpec) -> Session:
@@ -49,7 +55,7 @@ def open_session() -> OpenSession:
     return _session(None)
 
 
-def _session(spec: JobSpec | None) -> Worker | SingleSession:
+def _session(spec: JobSpec | None) -> OpenSession:
     """Return the session that the environment asks for.
 
     Raises `UsageError` if the environment is incomplete, or this process is no worker.

@@ -18,7 +18,7 @@ from pslite.worker.training_session import Share, StartState
 
 
 class SingleSession:
-    """The whole job in this process; see `pslite.worker.training_session.OpenSession`."""
+    """The whole job in this process, seen as `pslite.worker.ps.worker.Worker` shows an elastic one."""
 
     rank_and_size = 0, 1
     is_chief = True

@@ -15,7 +15,7 @@ from pslite.mxnet.kvstore.job import KVStoreJob
 from pslite.mxnet.kvstore.key_table import Key, listed, pairs
 from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
 from pslite.mxnet.sparse import STYPE, numbers_of
-from pslite.worker.training_session import OpenSession
+from pslite.worker.elastic_job_base import OpenSession
 
 
 class ElasticKVStore(KVStore):  # type: ignore[misc]

@@ -24,8 +24,8 @@ from pslite.mxnet.kvstore.weight_writer import WeightWriter
 from pslite.mxnet.optimizer_translation import rule_of
 from pslite.mxnet.script_line_warnings import RankAndSizeReadings, warn_of_script
 from pslite.numeric.gradient_sums import Contribution, GradientSums
+from pslite.worker.elastic_job_base import OpenSession
 from pslite.worker.single_process_session import SingleSession
-from pslite.worker.training_session import OpenSession
 
 #: what to do in place of a second Trainer or Module
 ONE_TRAINER = (

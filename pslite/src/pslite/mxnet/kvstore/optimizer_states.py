@@ -12,7 +12,8 @@ import numpy as np
 from pslite.errors import CheckpointError
 from pslite.mxnet.kvstore.key_table import Array, KeyTensor
 from pslite.numeric.optimizers import slots
-from pslite.worker.training_session import OpenSession, StartState
+from pslite.worker.elastic_job_base import OpenSession
+from pslite.worker.training_session import StartState
 
 _FORMAT = "pslite optimizer states 1"
 

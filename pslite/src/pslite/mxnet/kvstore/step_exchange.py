@@ -14,7 +14,7 @@ from pslite.mxnet.arrays import Array, add_up, gather, memory, near, reading, wr
 from pslite.mxnet.kvstore.key_table import Key, KeyTensor, Places
 from pslite.mxnet.sparse import rows_of
 from pslite.numeric.gradient_sums import Bundle
-from pslite.worker.training_session import OpenSession
+from pslite.worker.elastic_job_base import OpenSession
 
 
 class StepExchange:

@@ -10,7 +10,7 @@ from pslite.mxnet.arrays import memory, reading, write
 from pslite.mxnet.kvstore.key_table import Array, KeyTable, KeyTensor, Places
 from pslite.mxnet.kvstore.optimizer_states import part_of, whole_state
 from pslite.mxnet.sparse import put
-from pslite.worker.training_session import OpenSession
+from pslite.worker.elastic_job_base import OpenSession
 
 
 class WeightWriter:

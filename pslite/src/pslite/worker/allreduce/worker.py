@@ -39,7 +39,7 @@ from pslite.worker.training_session import Share
 
 
 class AllReduceWorker(Membership):
-    """One worker of an elastic all-reduce job; see `pslite.worker.training_session.Session`.
+    """One worker of an elastic all-reduce job, seen as `pslite.worker.ps.worker.Worker` shows one with servers.
 
     Parameters
     ----------

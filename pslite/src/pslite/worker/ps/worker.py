@@ -32,7 +32,7 @@ from pslite.worker.training_session import Share, StartState
 
 
 class Worker(Membership):
-    """One worker of an elastic job; see `pslite.worker.training_session.Session`.
+    """One worker of an elastic job.
 
     Parameters
     ----------
@@ -79,7 +79,11 @@ class Worker(Membership):
 
     @property
     def weights(self) -> Bundle:
-        """The weights of `version`."""
+        """Filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards.
+
+        Another bundle after each step: until a new version is complete the old one stays as it is.  In an open job the
+        same one: from the first push of a step on, the new weights replace the old ones as they arrive.
+        """
         return self._model.weights
 
     @property
@@ -99,12 +103,12 @@ class Worker(Membership):
 
     @property
     def memory_is_shared(self) -> bool:
-        """Whether servers look into gradients that lie in shared memory."""
+        """Whether servers look into gradients that lie in shared memory: those need not be sent."""
         return any(link.local for link in self._plane.links.values())
 
     @property
     def first_worker_segments(self) -> frozenset[int]:
-        """Segments of which the first worker had a gradient in the last step."""
+        """Segments of which the first worker had a gradient in the last step, as far as that is known."""
         return frozenset(self._progress.first_worker_segments)
 
     @property
@@ -176,7 +180,11 @@ class Worker(Membership):
         self._join(spec)
 
     def extend(self, spec: JobSpec, weights: Mapping[int, Array]) -> None:
-        """Ask for further segments, with the first worker's weights; steps go on until `spec` has them."""
+        """Ask for further segments after the first step: `spec` begins with the present one.
+
+        `weights` has the added segments' weights by their numbers, shape (size,); the first worker's are used.  All
+        workers go on with steps until `spec` and `blocks` have the segments; `supply` is another one then.
+        """
         self._events.initial.asked = spec, weights
         self._send(Describe(spec=spec))
 
