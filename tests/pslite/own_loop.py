@@ -17,8 +17,8 @@ from pslite.job.job_spec import LAMB, MAX_SHARDS, SGD, Adam, JobSpec, Segment
 from pslite.job.sample_assignment import Seen
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, GradientSums
 from pslite.numeric.sparse_rows import Rows
+from pslite.worker.elastic_job_base import OpenSession
 from pslite.worker.single_process_session import SingleSession
-from pslite.worker.training_session import OpenSession
 
 #: after so many steps a script ends
 STEPS = 60

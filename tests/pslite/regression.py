@@ -12,7 +12,7 @@ from pslite.job.sample_order import permutation
 from pslite.job.shard_and_block_assignment import sample_slice
 from pslite.numeric.gradient_sums import Bundle, GradientSums
 from pslite.numeric.sparse_rows import Rows
-from pslite.worker.training_session import Session
+from pslite.worker.elastic_job_base import Session
 
 
 def segments(features: int, optimizer: Optimizer) -> tuple[Segment, ...]:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from own_loop import OwnLoop
 from regression import Lookup, Regression, segments, table_segments
+from sudden_death import cut_control, cut_coordinator, cut_off, lose_control
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
@@ -34,7 +35,7 @@ from pslite.job.job_status import Status
 from pslite.job.membership_plan import Plan
 from pslite.job.membership_source import Reply
 from pslite.net.authentication import TOKEN_BYTES, Identity
-from pslite.net.tcp_sockets import cut_off, listen
+from pslite.net.tcp_sockets import listen
 from pslite.net.tensor_frames import Link
 from pslite.net.tls import Encryption
 from pslite.server import Server
@@ -205,7 +206,7 @@ def disconnect(*tasks: str) -> Action:
 
     def disconnecting(moment: Moment) -> None:
         for task in tasks:
-            moment.rehearsal.coordinator.disconnect(task)
+            lose_control(moment.rehearsal.coordinator, task)
 
     return disconnecting
 
@@ -323,6 +324,9 @@ class Rehearsal:
         self.members: dict[str, Worker | AllReduceWorker | Server] = {}
         self._threads: list[threading.Thread] = []
         self.killed: list[str] = []
+        #: tasks, and the coordinator, whose connections were cut
+        self._severed: set[str] = set()
+        self._cut: Coordinator | None = None
         self._chiefs: list[str] = []
         #: data connections by who opened them and to whom, and those of each task, whoever opened them
         self.opened: dict[tuple[str, str], Link] = {}
@@ -465,7 +469,7 @@ class Rehearsal:
                 with self._lock:
                     self.members[task] = server
                     if task in self.killed:
-                        server.sever()
+                        self.sever(task)
                 with contextlib.suppress(RolledBack):
                     server.run()
                     return
@@ -562,7 +566,13 @@ class Rehearsal:
         """End the process of a task."""
         # it joins before it is known here: then its own thread severs it
         if task in self.members:
-            self.members[task].sever()
+            self.sever(task)
+
+    def sever(self, task: str) -> None:
+        """Cut every connection of a member at once, as the death of its process would; from any thread."""
+        self._severed.add(task)
+        cut_control(self.members[task])
+        cut_off([link.sock for link in [*self.connections.get(task, ())] if link.open])
 
     # --- fault points ---------------------------------------------------------------------------------------------
 
@@ -577,6 +587,10 @@ class Rehearsal:
             self.opened[task, about[0].task] = about[0]
         elif point is FaultPoint.CONNECTION_OPENED:
             self.connections.setdefault(task, []).append(about[0])
+            if task in self._severed:
+                cut_off([about[0].sock])
+        elif point is FaultPoint.TICK and self._cut is self.coordinator:
+            raise Fenced("its connections were cut")
         elif point is FaultPoint.PLAN_COMMITTED:
             self.plan = about[0]
         elif point is FaultPoint.APPLY and task in self._slow:
@@ -608,7 +622,8 @@ class Rehearsal:
         if event.choice % 3:
             self._mortal_log.doom = ("before", "after")[event.choice % 3 - 1]
         else:
-            self.coordinator.sever()
+            self._cut = self.coordinator
+            cut_coordinator(self.coordinator)
 
     def _kill(self, event: Event) -> None:
         status = self._status
@@ -625,7 +640,7 @@ class Rehearsal:
             # a job that another worker has to go on with has one copy of each block, too
             if role == "ps" or self._any_worker:
                 self._plan_at_death = max(self._plans(), default=0)
-            self.members[task].sever()
+            self.sever(task)
             # as the scheduler would, another one is started in its place
             if task in self._targets[role]:
                 self._targets[role].remove(task)

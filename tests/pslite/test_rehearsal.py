@@ -33,6 +33,7 @@ from rehearsal import (
     static_digest,
     wait,
 )
+from sudden_death import cut_off
 from variants import first, nightly
 
 from pslite.coordinator.stall_detector import ProgressRule
@@ -41,7 +42,6 @@ from pslite.fault_points import FaultPoint
 from pslite.incident_limits import RateLimit
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
-from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import INIT, PUSH, REPLICATED, RESTORE, STATE
 
 #: a member that dies unseen while there is no coordinator is given up so many seconds later
@@ -368,7 +368,7 @@ def no_link_but_one(moment):
 def goes_when_the_job_is_over(moment):
     """Hear nothing of the coordinator until then."""
     if moment.rehearsal.over:
-        moment.rehearsal.members[moment.task].sever()
+        moment.rehearsal.sever(moment.task)
     return not moment.rehearsal.over
 
 

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Sequence
 
 from rehearsal import Fault, Moment
+from sudden_death import cut_off, lose_control
 
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Taken
-from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import PUSH, Link
 from pslite.net.tls import EncryptedSocket
 
@@ -70,7 +70,7 @@ def cut_lines(seed: int, *, often: float) -> list[Fault]:
 
     def cut(moment: Moment) -> None:
         if let_in and rng.random() < often:
-            moment.rehearsal.coordinator.disconnect(rng.choice(sorted(let_in)))
+            lose_control(moment.rehearsal.coordinator, rng.choice(sorted(let_in)))
 
     return [
         # who has only just come has not been let in yet

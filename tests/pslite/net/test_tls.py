@@ -20,13 +20,13 @@ from encrypted import TOKEN, Door, Listener, listening, sealed_hello, sealed_pai
 from pslite_jobs import command, run_job, static_digest
 from rehearsal import Event, Rehearsal, job
 from rehearsal import static_digest as rehearsed_digest
+from sudden_death import cut_off
 
 from pslite.errors import AuthenticationError, UsageError
 from pslite.launch.environment_parsing import encryption_of
 from pslite.net.authentication import Identity, connect
 from pslite.net.message_framing import Channel, Inbox, frame, receive_one
 from pslite.net.messages import Accepted, Beat, Challenge, FromMember, Handshake
-from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import PUSH, Header, Link
 from pslite.net.tls import VARIABLE, contexts
 

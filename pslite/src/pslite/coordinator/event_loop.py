@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -54,7 +53,7 @@ from pslite.net.messages import (
     Welcome,
 )
 from pslite.net.reliable_channel import ReliableChannel
-from pslite.net.tcp_sockets import cut_off, listen
+from pslite.net.tcp_sockets import listen
 from pslite.net.tls import Encryption, contexts
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
@@ -161,8 +160,6 @@ class Coordinator:
             self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say
         )
         self._connections: dict[_Connection, None] = {}
-        self._severed = False
-        self._cutting = threading.Lock()
         #: when `_tick` was called last
         self._ticked = now
         if self._follows:
@@ -175,19 +172,6 @@ class Coordinator:
                 f"coordinator of {job} goes on from its log: plan {number}, {len(state.present())} members, "
                 f"term {self._log.term}"
             )
-
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        with self._cutting:
-            if not self._severed:
-                self._severed = True
-                cut_off([connection.sock for connection in list(self._connections)])
-        self._wake()
-
-    def disconnect(self, task: str) -> None:
-        """Lose the control connection of a member, which comes back (for tests; in the loop's thread)."""
-        for connection in [each for each in self._connections if each.hello.task == task and each.member is not None]:
-            self._disconnect(connection, "")
 
     @property
     def state(self) -> JobState:
@@ -205,8 +189,6 @@ class Coordinator:
             self._director.start(state.address, self._token, self._wake)
             while not state.over:
                 self._poll(self._job.settings.look)
-                if self._severed:
-                    raise Fenced("this coordinator was cut off")
                 self._tick()
         except Fenced:
             raise  # without another word to anybody
@@ -235,8 +217,6 @@ class Coordinator:
             self._log.close()
 
     def _close(self) -> None:
-        with self._cutting:
-            self._severed = True
         for connection in list(self._connections):
             self._drop(connection)
         self._listener.close()

@@ -36,7 +36,6 @@ from pslite.net.messages import (
     Welcome,
 )
 from pslite.net.reliable_channel import ReliableChannel
-from pslite.net.tcp_sockets import cut_off
 
 #: for how long a member that joins tries to reach its coordinator, in seconds
 JOIN_SECONDS = 60.0
@@ -296,14 +295,6 @@ class CoordinatorClient:
         self._register()
         self._resumed()
         return []
-
-    def sever(self) -> None:
-        """Cut the connection and do not come back, as the death of this process would (for tests)."""
-        with self._lock:
-            self._closed.set()
-            channel = self._line.channel
-            if channel is not None:
-                cut_off([channel.sock])
 
     def close(self) -> None:
         """Close the connection, once and for all."""

@@ -1,10 +1,8 @@
-"""TCP sockets: addresses, listening, the time after which a silent connection ends, and cutting off."""
+"""TCP sockets: addresses, listening, and the time after which a silent connection ends."""
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterable
 
 #: in seconds: silence after which the kernel probes the peer; time between two probes; time after which the connection
 #: ends if the peer has neither answered a probe nor acknowledged or taken data
@@ -27,13 +25,6 @@ def set_up_tcp(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
     # also determines the number of probes that may stay without an answer
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE * 1000)
-
-
-def cut_off(sockets: Iterable[socket.socket]) -> None:
-    """End connections in both directions at once; what was sent before still arrives."""
-    for sock in sockets:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
 
 
 def listen(host: str = "", port: int = 0) -> socket.socket:

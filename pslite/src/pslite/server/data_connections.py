@@ -16,7 +16,6 @@ from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.messages import Hello, Severed
 from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.tcp_or_unix_socket import open_listeners
-from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import Link, Receiver
 from pslite.server.server_state import ServerState
 
@@ -58,8 +57,6 @@ class Connections:
     _broken: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: members that have violated the protocol
     _violators: set[str] = field(default_factory=set)
-    #: whether `sever` was called
-    _severed: bool = False
 
     def __post_init__(self, on_opened: Callable[[Link], None]) -> None:
         self.connector = ServerConnections(on_opened, self.server.faults)
@@ -107,8 +104,6 @@ class Connections:
         self.server.faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all[link] = None
         self.selector.register(link.sock, selectors.EVENT_READ, link)
-        if self._severed:
-            cut_off([link.sock])
 
     def drop(self, link: Link) -> None:
         """Close a connection; nothing if it is closed."""
@@ -210,11 +205,6 @@ class Connections:
                 control.send(Severed(task=task, reason=reason))
 
     # --- the end --------------------------------------------------------------------------------------------------
-
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        self._severed = True
-        cut_off([link.sock for link in list(self._all)])
 
     def close(self) -> None:
         """Close all connections and listeners."""

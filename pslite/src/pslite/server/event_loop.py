@@ -214,11 +214,6 @@ class Server:
         finally:
             self._close()
 
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        self._control.sever()
-        self._connections.sever()
-
     def _close(self) -> None:
         if self._state.saver is not None:
             self._state.saver.close(_CLOSE_SECONDS)

@@ -181,11 +181,6 @@ class Membership(ABC):
     def _close(self) -> None:
         """Close what else is open; the control thread has ended."""
 
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        if self._client is not None:
-            self._client.sever()
-
     def _script_raised(self, error: BaseException) -> None:
         """Tell the coordinator what the user's script raised.
 

@@ -149,12 +149,6 @@ class AllReduceWorker(Membership):
         if self._taking is not None:
             self._taking.close()
 
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        super().sever()
-        if self._group is not None:
-            self._group.close()
-
     def _leave(self, plan: int) -> None:
         """Wait to be let go: until then the others may need this worker's state."""
         self._reports.drained(plan)

@@ -13,7 +13,6 @@ from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.server_connections_with_retry import ServerConnections
-from pslite.net.tcp_sockets import cut_off
 from pslite.net.tensor_frames import Header, Link, Receiver
 from pslite.worker.ps.known_plans import PlanTable
 
@@ -184,11 +183,6 @@ class DataPlane:
     def stop_reopening(self) -> None:
         """Open no broken connection again: the job is done."""
         self._reopening.clear()
-
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        self._opener.close()
-        cut_off([link.sock for link in list(self.links.values())])
 
     def close(self) -> None:
         """Close everything."""

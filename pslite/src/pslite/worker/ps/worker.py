@@ -209,11 +209,6 @@ class Worker(Membership):
         self._plane.stop_reopening()
         self._events.discard()
 
-    def sever(self) -> None:
-        """Cut every connection at once, as the death of this process would (for tests; from any thread)."""
-        super().sever()
-        self._plane.sever()
-
     def _close(self) -> None:
         self._events.close()
 
