@@ -36,7 +36,7 @@ from weather import CutData, rough_weather
 
 from pslite.coordinator.coordinator_context import Job
 from pslite.fault_points import FaultPoint
-from pslite.net.messages import Beat, Clip, Norm, Taken, Trust
+from pslite.net.messages import Beat, Factors, Norm, Taken
 from pslite.server.block_state import BlockState
 from pslite.server.block_step import Step
 from pslite.worker.ps.worker import Worker
@@ -146,7 +146,7 @@ class _Diary:
         """Keep that a fault point is reached, if it is not reached again and again."""
         if point is FaultPoint.APPLY:
             self._compare(_sum_of(*about), "sums", task)
-        elif point in _TOLD and not isinstance(about[-1], Beat | Norm | Taken | Clip | Trust):
+        elif point in _TOLD and not isinstance(about[-1], Beat | Norm | Taken | Factors):
             self.note(f"{task}: {point.value}: {', '.join(str(each)[:300] for each in about)}")
         return False
 

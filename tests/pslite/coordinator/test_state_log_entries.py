@@ -15,7 +15,7 @@ from pslite.coordinator.job_state import JobState
 from pslite.coordinator.state_log_entries import LogWriter, decode, encode
 from pslite.job.sample_assignment import SampleAssigner, Seen
 from pslite.launch.mxnet_launcher import OpenMembership
-from pslite.net.messages import Abort, Announced, AssignSamples, Clip, Exit, Reassign, Reassigned
+from pslite.net.messages import Abort, Announced, AssignSamples, Exit, Factors, Reassign, Reassigned
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
@@ -24,7 +24,7 @@ from pslite.storage.disk_thread import DiskThread
 FORGOTTEN = {
     "its own": {
         "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
-        "wake_in", "follows", "severed", "urgent", "cutting", "ticked", "lenient_until", "lenient", "faults",
+        "wake_in", "follows", "urgent", "ticked", "lenient_until", "lenient", "faults",
         "reconnected", "disk", "completing", "last_checkpoint_since",
         "then",
     },
@@ -113,7 +113,7 @@ def test_what_members_were_told_of_a_step_is_written_with_the_state(tmp_path):
     a_job, lines = job(["worker-0", "ps-0"])
     writer = LogWriter(CoordinatorLog(tmp_path / "state"), lines.append)
     record = a_job.step_record
-    record.factors["gradient"] = Clip(version=3, factor=0.5)
+    record.factors["gradient"] = Factors(version=3, of="gradient", factors={0: 0.5})
     assigner = record.assigners["train", 90] = SampleAssigner(90)
     record.answers["worker-0"] = AssignSamples(number=4, samples=assigner.assign("worker-0", 3, Seen(), 8, 2))
     assigner.assign("worker-1", 3, Seen(), 8, 2)

@@ -16,6 +16,7 @@ from pslite.net.messages import (
     Census,
     Copies,
     Digests,
+    Factors,
     FromCoordinator,
     FromMember,
     Join,
@@ -24,7 +25,6 @@ from pslite.net.messages import (
     Promote,
     Reassign,
     Saved,
-    Trust,
 )
 
 BLOCKS, WORKERS, SERVERS = 40_000, 150, 50
@@ -59,7 +59,7 @@ def messages() -> dict[str, Any]:
         Prepare(plan=plan, previous=plan, spec=SPEC),
         Census(number=late, gone=gone, blocks=numbers),
         Promote.by_block(late, gone, {number: servers[number % SERVERS] for number in numbers}),
-        Trust(version=late, factors=dict.fromkeys(numbers, 0.1)),
+        Factors(version=late, of="update", factors=dict.fromkeys(numbers, 0.1)),
         Reassign(number=late, gone=gone * 4, nodes={late - plan: tuple(range(2048)) for plan in range(4)}),
     )
     return {type(each).__name__: each for each in made}
@@ -73,7 +73,7 @@ def test_the_job_is_that_large():
     ("kind", "types"),
     [
         *((each, FromMember) for each in (Join, Copies, Saved, Norm, Digests)),
-        *((each, FromCoordinator) for each in (Prepare, Census, Promote, Trust, Reassign)),
+        *((each, FromCoordinator) for each in (Prepare, Census, Promote, Factors, Reassign)),
     ],
     ids=lambda value: getattr(value, "__name__", "Union"),
 )

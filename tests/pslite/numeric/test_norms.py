@@ -13,7 +13,7 @@ from rehearsal import KINDS, Event, Fault, Rehearsal, job, static_digest
 from pslite.fault_points import FaultPoint
 from pslite.job.job_spec import LAMB, JobSpec, Mean, Part, Segment
 from pslite.job.weight_blocks import cut
-from pslite.net.messages import Clip, Trust
+from pslite.net.messages import Factors
 from pslite.numeric.gradient_sums import Bundle, Contribution
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import Updater
@@ -125,7 +125,7 @@ def test_servers_die_when_only_some_have_heard_of_a_factor(kind):
 
     fault = Fault(
         FaultPoint.MESSAGE, both_die, task="ps-1",
-        when=lambda moment: isinstance(moment.subject, Clip | Trust) and moment.subject.version == 20,
+        when=lambda moment: isinstance(moment.subject, Factors) and moment.subject.version == 20,
     )  # fmt: skip
     spec = job(**KINDS[kind])
     outcome = Rehearsal(spec, workers=2, servers=2, faults=[fault]).run()

@@ -12,7 +12,7 @@ from parts import Parts, a_job, a_plan
 
 from pslite.errors import ProtocolError
 from pslite.job.job_spec import LAMB, Part, Segment
-from pslite.net.messages import Clip, Norm, Trust
+from pslite.net.messages import Factors, Norm
 from pslite.net.tensor_frames import FETCH, PARAM, REFUSED, RESEND, SKIP, WHOLE, Header
 
 #: eight weights in two blocks, whose steps need a trust ratio of both
@@ -25,6 +25,11 @@ def a_server(**changes):
     parts = Parts(spec)
     parts.begin(a_plan(spec, workers=2, servers=1), weights=10.0)
     return parts
+
+
+def clip(version, factor):
+    """Return what the coordinator says of the gradients' norm."""
+    return Factors(version=version, of="gradient", factors={0: factor})
 
 
 # --- synchronous --------------------------------------------------------------------------------------------------
@@ -86,11 +91,11 @@ def test_a_clipped_step_waits_for_the_norm_over_all_servers():
     # four elements, each a mean gradient of 2
     assert parts.messages[-1] == Norm(version=0, squares={0: (16.0,)}, of="gradient")
     assert parts.answers("worker-0") == []
-    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.take_factors(clip(0, 0.5))
     parts.rounds.continue_steps()
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
     # a new coordinator may send an old factor
-    parts.rounds.take_factors(Clip(version=-1, factor=0.1))
+    parts.rounds.take_factors(clip(-1, 0.1))
     parts.rounds.continue_steps()
     assert parts.state.owned[0].version == 1
 
@@ -104,7 +109,7 @@ def test_steps_whose_factor_has_come_are_continued_in_slices(monkeypatch):
     for block in owned:
         parts.push(0, 2, 0, 4.0, block=block)
         parts.push(1, 3, 0, 4.0, block=block)
-    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.take_factors(clip(0, 0.5))
     for count in range(1, len(owned) + 1):
         assert parts.rounds.continue_steps() is (count < len(owned))
         assert sum(block.version for block in owned.values()) == count
@@ -118,15 +123,15 @@ def test_a_factor_that_a_second_coordinator_sends_again_counts_once():
         parts.push(0, 2, 0, 4.0, block=block)
         parts.push(1, 3, 0, 4.0, block=block)
     parts.step_maker.send_squares()
-    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.take_factors(clip(0, 0.5))
     parts.rounds.continue_steps()
     parts.step_maker.send_squares()
     reported = [(norm.version, norm.of, set(norm.squares)) for norm in parts.messages if isinstance(norm, Norm)]
     assert reported == [(0, "gradient", {0, 1}), (0, "update", {0, 1})]
     parts.messages.clear()
-    parts.rounds.take_factors(Clip(version=0, factor=0.5))
+    parts.rounds.take_factors(clip(0, 0.5))
     parts.rounds.continue_steps()
-    parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
+    parts.rounds.take_factors(Factors(version=0, of="update", factors={0: 0.5}))
     parts.rounds.continue_steps()
     parts.step_maker.send_squares()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
@@ -160,14 +165,14 @@ def test_a_clip_factor_that_comes_together_with_an_older_trust_ratio_continues_i
             parts.push(0, 2, version, 4.0, block=block)
             parts.push(1, 3, version, 4.0, block=block)
         parts.step_maker.send_squares()
-        parts.rounds.take_factors(Clip(version=version, factor=0.5))
-        parts.rounds.take_factors(Trust(version=0, factors={0: 0.5}))
+        parts.rounds.take_factors(clip(version, 0.5))
+        parts.rounds.take_factors(Factors(version=0, of="update", factors={0: 0.5}))
         parts.rounds.continue_steps()
     assert [block.version for block in parts.state.owned.values()] == [1, 1]
     parts.step_maker.send_squares()
     assert (parts.messages[-1].version, parts.messages[-1].of) == (1, "update")
     assert set(parts.messages[-1].squares) == {0, 1}
-    parts.rounds.take_factors(Trust(version=1, factors={0: 0.5}))
+    parts.rounds.take_factors(Factors(version=1, of="update", factors={0: 0.5}))
     parts.rounds.continue_steps()
     assert [block.version for block in parts.state.owned.values()] == [2, 2]
 

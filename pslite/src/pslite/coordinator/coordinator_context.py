@@ -15,7 +15,7 @@ from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import LoadBalancer
 from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_assignment import SampleAssigner
-from pslite.net.messages import AssignSamples, Clip, JobEnded, Message, Trust, Vector
+from pslite.net.messages import AssignSamples, Factors, JobEnded, Message, Vector
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares
 from pslite.storage.disk_thread import DiskThread
@@ -28,7 +28,7 @@ class StepRecord(msgspec.Struct):
     """
 
     #: by what is scaled, gradient or update, the factors of the last step
-    factors: dict[str, Clip | Trust] = {}
+    factors: dict[str, Factors] = {}
     #: by name and size of a data set
     assigners: dict[tuple[str, int], SampleAssigner] = {}
     #: by worker, the last answer to its question for samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pslite.coordinator.coordinator_context import Job
 from pslite.coordinator.job_state import MemberState
-from pslite.net.messages import Clip, Norm, Trust
+from pslite.net.messages import Factors, Norm
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import clip_factor
 
@@ -26,10 +26,10 @@ def add(job: Job, _member: MemberState, message: Norm) -> None:
         return
     del job.squares[step]
     if tensors is not None:
-        factor: Clip | Trust = Trust(version=message.version, factors=tensors.trust(squares))
+        factors = tensors.trust(squares)
     else:
-        norms = [squares[block.number][0] for block in state.blocks]
-        factor = Clip(version=message.version, factor=clip_factor(job.spec.clip_norm, norms))
-    job.step_record.factors[message.of] = factor
+        factors = {0: clip_factor(job.spec.clip_norm, [squares[block.number][0] for block in state.blocks])}
+    found = Factors(version=message.version, of=message.of, factors=factors)
+    job.step_record.factors[message.of] = found
     job.step_record_changed = True
-    job.tell(servers, factor)
+    job.tell(servers, found)

@@ -401,12 +401,6 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         found = {m.task for plan in self.plans_in_force() for m in plan.servers}
         return [member.task for member in self.present() if member.task in found]
 
-    def servers_have_begun(self) -> bool:
-        """Whether servers have had the weights with which the job begins."""
-        pending = self.pending
-        # a worker that has pushed has had all of them
-        return pending is None or pending.previous is not None or bool(pending.pushed) or pending.all_moved()
-
     def replace_servers(self, gone: tuple[str, ...], owners: dict[int, Member]) -> None:
         """Continue the plans in force with other owners of blocks."""
         pending = self.pending

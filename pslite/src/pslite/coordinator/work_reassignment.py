@@ -107,9 +107,10 @@ def share_out_again(job: Job) -> None:
 def has_only_copy(job: Job, member: MemberState) -> bool:
     """Whether a worker dies that may have weights which nobody else has: it sends those with which the job begins."""
     pending = job.state.pending
-    if pending is None or pending.phase == "preparing":
+    if pending is None or pending.phase == "preparing" or pending.previous is not None:
         return False
-    return pending.plan.workers[0].task == member.task and not job.state.servers_have_begun()
+    # a worker that has pushed has had all of them from the servers
+    return pending.plan.workers[0].task == member.task and not pending.pushed and not pending.all_moved()
 
 
 def share_out_all(job: Job) -> dict[int, dict[int, str]] | None:

@@ -446,17 +446,15 @@ class Promote(Message):
         return {block: owner for owner, blocks in self.owned for block in blocks}
 
 
-class Clip(Message):
-    """To a server: what gradients are multiplied by in the step from that version."""
+class Factors(Message):
+    """To a server: what the sums of squares of all servers give for the step from that version.
+
+    `of` "gradient": what the gradients of all tensors are multiplied by, under 0 (clipping); "update": what LAMB
+    multiplies the updates of tensors by, by their numbers.
+    """
 
     version: int
-    factor: float
-
-
-class Trust(Message):
-    """To a server: what LAMB multiplies the updates of tensors by in the step from that version, by their numbers."""
-
-    version: int
+    of: Vector
     factors: dict[int, float]
 
 
@@ -560,8 +558,7 @@ FromCoordinator = (
     | Reassign
     | Census
     | Promote
-    | Clip
-    | Trust
+    | Factors
     | DigestRequest
     | Published
     | Complete
@@ -575,7 +572,7 @@ FromCoordinator = (
 
 #: messages that need not arrive: the next one says the same, or they are sent again after a `Resumed`;
 #: all others are counted, and each is taken once, in order, whatever becomes of connections
-UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Clip, Trust, AskSamples, AssignSamples)
+UNCOUNTED = (Beat, Norm, Rejoin, Taken, Alive, Resumed, Factors, AskSamples, AssignSamples)
 
 # What a decoder knows of a message type is kept with the type when its first decoder is made. Where two threads make
 # first ones at the same time, msgspec 0.22 crashes the process: so they are made here, while the module is imported.

@@ -144,15 +144,11 @@ class Handoff:
             # the optimizer does not count the steps before the block was added
             block.steps_without_gradient = header.version if header.kind == INIT else header.steps_without_gradient
         self.server.version = max(self.server.version, block.version)
-        self.own(block)
-        return True
-
-    def own(self, block: BlockState) -> None:
-        """Become the owner of a block that its plan gives to this server."""
         prepared = self.server.plan_of(block)
         prepared.note_entered()
         self.server.owned[block.number] = block
         del prepared.gained[block.number]
+        return True
 
     def assign_backup(self, block: BlockState, *, moved: bool) -> None:
         """Give an owned block the backup that its plan names, with a seed if that server has no replica yet.

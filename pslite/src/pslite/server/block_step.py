@@ -10,7 +10,7 @@ import numpy as np
 from pslite.fault_points import FaultPoint
 from pslite.job.job_spec import LAMB
 from pslite.job.weight_blocks import Block
-from pslite.net.messages import Clip, Norm, Trust, Vector
+from pslite.net.messages import Factors, Norm, Vector
 from pslite.numeric.norms import Squares
 from pslite.numeric.optimizers import Updater, square_norm
 from pslite.numeric.sparse_rows import Rows, parse
@@ -70,10 +70,8 @@ class StepMaker:
     _unsent_squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
     #: all that has been sent of the last step, by vector
     _sent_squares: dict[Vector, Norm] = field(default_factory=dict)
-    #: the last clip factor of the coordinator: version, factor
-    _clip: tuple[int, float] = -1, 1.0
-    #: the last trust ratios of the coordinator: version, ratio by number of the tensor
-    _trust: tuple[int, dict[int, float]] = field(default_factory=lambda: (-1, {}))
+    #: the last factors of the coordinator, by vector
+    _factors: dict[Vector, Factors] = field(default_factory=dict)
 
     @cached_property
     def _updater(self) -> Updater:
@@ -93,17 +91,17 @@ class StepMaker:
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
         if spec.clip_norm:
-            if self._clip[0] != version:
+            known = self._known_factors("gradient", version)
+            if known is None:
                 self._unsent_squares["gradient"][number] = (square_norm(optimizer, values, divisor),)
                 return None
-            clip = self._clip[1]
+            clip = known[0]
         if not isinstance(optimizer, LAMB):
             return Step(total, divisor, clip)
         tensors = self.server.tensors
         shares_tensor = number in tensors.blocks_sharing_tensors
-        if shares_tensor and self._trust[0] == version:
-            trust = self._trust[1]
-        else:
+        trust = self._known_factors("update", version) if shares_tensor else None
+        if trust is None:
             sizes = [piece.size for piece in tensors.pieces[number]]
             squares = {
                 number: self._updater.squares(
@@ -149,15 +147,17 @@ class StepMaker:
         if isinstance(total, Rows):
             block.note_rows(total)
 
-    def take_factors(self, message: Clip | Trust) -> bool:
+    def _known_factors(self, vector: Vector, version: int) -> dict[int, float] | None:
+        """Return the coordinator's factors for the step from a version; None if they have not come."""
+        last = self._factors.get(vector)
+        return last.factors if last is not None and last.version == version else None
+
+    def take_factors(self, message: Factors) -> bool:
         """Take factors from the coordinator; return False if they belong to a step that is done."""
-        known_version = self._clip[0] if isinstance(message, Clip) else self._trust[0]
-        if message.version < known_version:
+        last = self._factors.get(message.of)
+        if last is not None and message.version < last.version:
             return False  # a new coordinator has sent them again
-        if isinstance(message, Clip):
-            self._clip = message.version, message.factor
-        else:
-            self._trust = message.version, message.factors
+        self._factors[message.of] = message
         return True
 
     def send_squares(self) -> None:

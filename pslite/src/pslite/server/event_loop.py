@@ -26,12 +26,12 @@ from pslite.net.messages import (
     Abort,
     Beat,
     Census,
-    Clip,
     Commit,
     DigestRequest,
     Digests,
     DumpStacks,
     Exit,
+    Factors,
     JobEnded,
     Join,
     Leave,
@@ -48,7 +48,6 @@ from pslite.net.messages import (
     RollBack,
     Saved,
     Stacks,
-    Trust,
 )
 from pslite.net.tcp_or_unix_socket import machine
 from pslite.net.tensor_frames import Link
@@ -148,8 +147,7 @@ class Server:
             Reassign: self._workers_lost,
             Census: lambda message: self._failover.report_copies(message, self._frames),
             Promote: self._failover.promote,
-            Clip: self._take_factors,
-            Trust: self._take_factors,
+            Factors: self._take_factors,
             DigestRequest: self._send_digests,
             DumpStacks: self._dump_stacks,
             Exit: self._exit,
@@ -390,7 +388,7 @@ class Server:
             self._rounds.workers_lost(message.nodes)
         self._state.send(Reassigned(number=message.number))
 
-    def _take_factors(self, message: Clip | Trust) -> None:
+    def _take_factors(self, message: Factors) -> None:
         if self._state.has_spec:
             self._rounds.take_factors(message)
 

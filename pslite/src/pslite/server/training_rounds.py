@@ -19,7 +19,7 @@ import numpy as np
 
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoint
-from pslite.net.messages import Clip, Trust
+from pslite.net.messages import Factors
 from pslite.net.shared_memory import Arena
 from pslite.net.tensor_frames import (
     MAX_REGIONS,
@@ -225,7 +225,7 @@ class Rounds(ABC):
     def proceed(self, block: BlockState) -> None:
         """Apply the gradients of a block if nothing is missing any more that this needs."""
 
-    def take_factors(self, message: Clip | Trust) -> None:
+    def take_factors(self, message: Factors) -> None:
         """Have the steps continued that waited for these factors of the coordinator.
 
         A new coordinator sends the last factors of each kind at once, which may belong to different versions.
