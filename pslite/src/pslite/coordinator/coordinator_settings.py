@@ -11,7 +11,7 @@ from pslite.job.load_balancing import Rule
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Times, in seconds, and how work is shared out."""
+    """Times, in seconds, and how state moves and work is shared out."""
 
     heartbeat: float = 1.0
     #: a member that is silent for so long is dead
@@ -32,6 +32,8 @@ class Settings:
     vacancy: float = 600.0
     #: how long a job may make no progress
     progress: ProgressRule = field(default_factory=ProgressRule)
+    #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
+    handoff: Literal["tagged", "stop"] = "tagged"
     #: "speed": slow members get less work; "even": all get the same
     balance: Literal["speed", "even"] = "speed"
     rule: Rule = field(default_factory=Rule)

@@ -394,6 +394,12 @@ class Commit(Message):
     plan: int
 
 
+class Resume(Message):
+    """To workers that stopped at the clock of that plan (comparison setting): go on."""
+
+    plan: int
+
+
 class PlanDone(Message):
     """Everybody has moved to that plan: forget the one before."""
 
@@ -554,6 +560,7 @@ FromCoordinator = (
     | Abort
     | Begin
     | Commit
+    | Resume
     | PlanDone
     | Reassign
     | Census
