@@ -239,7 +239,8 @@ def _gate_settings(settings: Settings, margin: float, not_counted: str, *, is_si
         min_days=settings.learning.gate_min_days,
         min_jobs=settings.learning.gate_min_jobs,
         margin=margin,
-        whatever_speeds=is_site,
+        shared_draws=is_site,
+        whatever_speeds=is_site and not settings.mode.acts,
         not_counted=not_counted,
     )
 

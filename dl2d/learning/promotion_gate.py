@@ -45,8 +45,10 @@ class GateSettings:
     min_jobs: int = 30
     #: Fraction by which completion times may be longer than the current policy's.
     margin: float = 0.0
-    #: Whether all days were replayed with the same draws of the speeds, of which the true ones count as one more, so
-    #: that completion times have to be short enough whatever the speeds are.
+    #: Whether all days were replayed with the same draws of the speeds.
+    shared_draws: bool = False
+    #: Whether completion times have to be short enough whatever the speeds are, and not on average over the draws: the
+    #: true speeds count as one more of the shared draws.
     whatever_speeds: bool = False
     #: What is told beside too few days or jobs, in parentheses: which do not count; empty for nothing.
     not_counted: str = ""
@@ -109,15 +111,15 @@ def judge(
     surely shorter, or longer by less than ``settings.margin``: the 95 % interval of the change lies below log(1 +
     margin), in logarithms. The interval is that of the mean over days (Student's t), with the mean of log(candidate /
     current) over the cases of each day as a sample: cases of one day have the same jobs, so they are no separate
-    samples. With ``settings.whatever_speeds`` it has also what other speeds may make of the change. The squares of two
+    samples. With ``settings.shared_draws`` it has also what other speeds may make of the change. The squares of two
     half widths are added (Howe, "Approximate confidence limits on the mean of X + Y where X and Y are two tabled
-    independent random variables", JASA 69, 1974): that over days, and that of the 95 % prediction interval of the mean
-    over days with one more draw of speeds, as which the true speeds count. It holds the true change in at least 95 % of
-    comparisons if both effects are about normal.
+    independent random variables", JASA 69, 1974): that over days, and that over draws of speeds, with the mean over
+    days as a sample; with ``settings.whatever_speeds`` that of the 95 % prediction interval of one more draw. It holds
+    the true change in at least 95 % of comparisons if both effects are about normal.
 
     With a margin, it also passes if, days that it shortens counting as unchanged, the interval over days lies below the
-    margin, and the prediction interval does: large gains on single days widen the interval. ``jobs`` is the number of
-    jobs compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard does not
+    margin, and that over draws does: large gains on single days widen the interval. ``jobs`` is the number of jobs
+    compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard does not
     limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
@@ -125,11 +127,12 @@ def judge(
         by_day[case.day].append(math.log(case.candidate / case.current))
     change = low = high = None
     days = [statistics.fmean(logs) for logs in by_day.values()]
-    over_draws = _over_draws(cases) if settings.whatever_speeds and cases else None
+    over_draws = _over_draws(cases) if settings.shared_draws and cases else None
+    of_draws = None
+    if over_draws is not None:
+        of_draws = over_draws.prediction_half_width if settings.whatever_speeds else over_draws.half_width
     if len(days) > 1:
-        mean, width = statistics.fmean(days), _half_width(days)
-        if over_draws is not None:
-            width = math.hypot(width, over_draws.prediction_half_width or 0.0)
+        mean, width = statistics.fmean(days), math.hypot(_half_width(days), of_draws or 0.0)
         change, low, high = (math.expm1(value) for value in (mean, mean - width, mean + width))
 
     def verdict(reason: str, *, passed: bool = False) -> Verdict:
@@ -148,7 +151,6 @@ def judge(
     if over_draws is not None:
         interval = "over days and speeds" if over_draws.count > 1 else "over days"
         compared_on += f" and {counted(over_draws.count, 'draw')} of speeds"
-        of_draws = over_draws.prediction_half_width
         worst = math.inf if of_draws is None else math.expm1(over_draws.mean + of_draws)
     result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%} {interval}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"

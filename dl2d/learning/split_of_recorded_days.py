@@ -52,7 +52,7 @@ _MAX_TRAINED, _MAX_COMPARED = 120, 300
 #: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
 #: jobs would be replayed, but with two. A draw is that of all days: with few, what other speeds may make of a policy is
 #: said badly.
-_MAX_DRAWS, _MAX_JOBS_REPLAYED = 16, 6000
+_MAX_DRAWS, _MAX_JOBS_REPLAYED = 16, 20_000
 
 
 @dataclass(frozen=True, slots=True)

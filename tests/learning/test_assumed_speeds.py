@@ -131,7 +131,8 @@ def test_with_them_a_scheduler_is_as_good_as_its_record(tmp_path: Path) -> None:
     assert sum(times) / len(times) == pytest.approx(sum(recorded) / len(recorded), rel=0.1)
     found = compare(
         [expected, drawn], Fifo(), None, LoadBalance(), costs=Realism(), rules=GuardRules(),
-        settings=GateSettings(timeout=60.0, margin=0.02, whatever_speeds=True), timer=time.process_time,
+        settings=GateSettings(timeout=60.0, margin=0.02, shared_draws=True, whatever_speeds=True),
+        timer=time.process_time,
     )  # fmt: skip
     assert found.verdict.passed, found.verdict.reason
     assert found.verdict.change == pytest.approx(0.0, abs=0.01)

@@ -241,7 +241,7 @@ class TestSplit:
         split = split_history(history, SLOT, seed=0, min_days=1, draws=5, tests=8)
         assert len(split.cases[0].workload.jobs) < 400
         (expected, *drawn) = split.period_cases
-        assert len(drawn) == 7
+        assert len(drawn) == 15
         began = split.held_out[0].begin
         here = [job for job in jobs[:-1] if job.key.submitted >= began]
         assert expected.jobs == {"2025-10-14": len(here)}

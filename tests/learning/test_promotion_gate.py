@@ -122,15 +122,15 @@ class TestJudge:
     def test_the_true_speeds_may_be_others_than_those_that_were_drawn(self, whatever_speeds: bool) -> None:
         """With each of three draws it is better, but so differently that with a fourth it may be worse.
 
-        Logarithms -0.1, -0.06 and -0.02: mean -0.06, deviation 0.04, t(2) of 0.975 is 4.30265.
+        Logarithms -0.2, -0.12 and -0.04: mean -0.12, deviation 0.08, t(2) of 0.975 is 4.30265.
         """
-        found = by_draw(-0.1, -0.06, -0.02)
-        verdict = judge(found, 100, GOOD, None, replace(SETTINGS, margin=0.02, whatever_speeds=whatever_speeds))
+        found = by_draw(-0.2, -0.12, -0.04)
+        settings = replace(SETTINGS, margin=0.1, shared_draws=True, whatever_speeds=whatever_speeds)
+        verdict = judge(found, 100, GOOD, None, settings)
         assert verdict.passed is not whatever_speeds
-        assert verdict.reason.startswith("not surely less than 2 % worse whatever the speeds: mean ") is whatever_speeds
-        over = "over days and speeds) on 3 days with 100 jobs and 3 draws of speeds"
-        assert verdict.reason.endswith(over if whatever_speeds else "over days) on 3 days with 100 jobs")
-        upper = math.expm1(-0.06 + 4.30265 * 0.04 * math.sqrt(4 / 3) * whatever_speeds)
+        assert verdict.reason.startswith("not surely less than 10 % worse whatever the speeds") is whatever_speeds
+        assert verdict.reason.endswith("over days and speeds) on 3 days with 100 jobs and 3 draws of speeds")
+        upper = math.expm1(-0.12 + 4.30265 * 0.08 * math.sqrt(1 / 3 + whatever_speeds))
         assert verdict.high == pytest.approx(upper, abs=1e-6)
 
     def test_the_interval_has_days_and_speeds(self) -> None:
@@ -140,7 +140,7 @@ class TestJudge:
             for day in (-1, 0, 1)
             for number in (-1, 0, 1)
         ]
-        verdict = judge(found, 100, GOOD, None, replace(SETTINGS, whatever_speeds=True))
+        verdict = judge(found, 100, GOOD, None, replace(SETTINGS, shared_draws=True, whatever_speeds=True))
         half_width = 4.30265 * math.sqrt(0.1**2 / 3 + 0.2**2 * (1 + 1 / 3))
         assert verdict.low == pytest.approx(math.expm1(-0.5 - half_width), rel=1e-4)
         assert verdict.high == pytest.approx(math.expm1(-0.5 + half_width), rel=1e-4)
@@ -153,7 +153,9 @@ class TestJudge:
         self, logs: tuple[float, ...], passed: bool, words: str
     ) -> None:
         """One draw does not tell whether it depends on them."""
-        verdict = judge(by_draw(*logs), 100, GOOD, None, replace(SETTINGS, margin=0.02, whatever_speeds=True))
+        verdict = judge(
+            by_draw(*logs), 100, GOOD, None, replace(SETTINGS, margin=0.02, shared_draws=True, whatever_speeds=True)
+        )
         assert verdict.passed is passed
         assert verdict.reason.startswith(words)
         assert verdict.reason.endswith(" over days) on 3 days with 100 jobs and 1 draw of speeds") is (len(logs) == 1)
@@ -188,7 +190,7 @@ class TestJudge:
                 for day in range(days)
                 for number in range(draws)
             ]
-            verdict = judge(found, 100, GOOD, None, replace(SETTINGS, whatever_speeds=True))
+            verdict = judge(found, 100, GOOD, None, replace(SETTINGS, shared_draws=True, whatever_speeds=True))
             said["better"] += verdict.passed
             said["worse"] += verdict.reason.startswith("surely worse")
         assert said["better"] <= 0.037 * 1500
