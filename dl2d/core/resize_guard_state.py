@@ -36,6 +36,15 @@ class LearnedLimit(NamedTuple):
     at: float
 
 
+class Postponement(NamedTuple):
+    """A coordinator without tasks that was put back into the resource manager's queue, since others need its room."""
+
+    #: When the resource manager was asked for it, seconds since 1970; 0 once it has done it.
+    at: float
+    #: Why, in words for users.
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardState:
     """What happened to jobs and tasks, as far as later decisions depend on it. Times are seconds since 1970."""
@@ -52,3 +61,5 @@ class GuardState:
     learned_limits: Mapping[str, LearnedLimit] = field(default_factory=dict)
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).
     stops_asked: Mapping[str, float] = field(default_factory=dict)
+    #: Jobs whose coordinators are to leave for others, and those that wait for their next run since they did.
+    postponed: Mapping[JobKey, Postponement] = field(default_factory=dict)

@@ -210,7 +210,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requeues: int = 0
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
-    #: Of a task that runs: what it holds, where the manager may give more than is asked for.
+    #: Of a task that runs: what it holds, where the manager may give more than is asked for. Of an anchor that a
+    #: ``PostponingManager`` can postpone: what it holds, or asks for while it is ``postponed``.
     held: Resources = NO_RESOURCES
     #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
     #: begun to run.
@@ -237,6 +238,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Of the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
     priority: int = 0
     yields: Yields = Yields.NEVER
+    #: Of an anchor that waits: until a time before which it does not start, whatever is free.
+    postponed: bool = False
 
     @property
     def shown_id(self) -> str:
@@ -366,6 +369,19 @@ class AccountingManager(Protocol):
     def final_states(self, handles: Collection[str]) -> tuple[RmJob, ...]:
         """The jobs with these handles in their last states as far as they are known: the end of one that has not ended
         there is not accounted yet. May raise ``ResourceManagerError``.
+        """
+        ...
+
+
+@runtime_checkable
+class PostponingManager(Protocol):
+    """Additional method of a resource manager that starts anchors by itself, and in which these hold room (Slurm)."""
+
+    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
+        """Have an anchor start again in so many seconds at the earliest; one that runs ends, and waits in the queue.
+
+        It starts by itself when the time is over and there is room, whatever becomes of dl2d. The identity is that of a
+        listing, and is read again before. Raises ``ResourceManagerError``.
         """
         ...
 

@@ -523,6 +523,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             output=self._output,
             queues_tasks=self._queues_tasks,
             final_states=self._manager_access.final_states,
+            postpone=self._manager_access.postpone,
             answered_since=self._answered.since,
             starting=self._answered.starting,
             ending=self._answered.ending,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
@@ -14,6 +14,7 @@ from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
     ContainerManager,
+    PostponingManager,
     ResourceManager,
     RmIdentity,
     RmJob,
@@ -145,6 +146,19 @@ class ManagerAccess:
             return ()
         with self.lock:
             return self.manager.final_states(handles)
+
+    @property
+    def postpone(self) -> Callable[[RmIdentity, float], None] | None:
+        """See ``PostponingManager.postpone``; None where the manager cannot do that."""
+        manager = self.manager
+        if not isinstance(manager, PostponingManager):
+            return None
+
+        def locked(anchor: RmIdentity, seconds: float) -> None:
+            with self.lock:
+                manager.postpone(anchor, seconds)
+
+        return locked
 
     def allow_changes(self, seconds: float) -> None:
         """See ``ContainerManager.allow_changes``; nothing happens where the manager has no containers."""

@@ -16,6 +16,7 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, NOT_EXECUTING, Task, TaskState, task_tag
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
+from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.count_failed_starts import NO_FAILURES
@@ -69,6 +70,7 @@ def compare(
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     elapsed: Mapping[str, Elapsed],
+    postponed: Mapping[JobKey, Postponement] = MappingProxyType({}),
     strays_asked_for: Mapping[RmIdentity, Job | None] = MappingProxyType({}),
     tasks_as_owner: bool = True,
     listed_again: bool = False,
@@ -95,6 +97,8 @@ def compare(
     elapsed
         For how long each task has been in its state, by tag. A task's time to drain counts only while its coordinator
         calls, since it was not told to drain it before.
+    postponed
+        Jobs whose coordinators leave for others, or wait since they did (``GuardState.postponed``).
     strays_asked_for
         The job of each stray that the store has ever asked for, by identity.
     tasks_as_owner
@@ -106,7 +110,7 @@ def compare(
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     may_give_up = not (listing.incomplete or listed_again)
     never_start = _jobs_that_never_start(live, matches, elapsed) if may_give_up else {}
-    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures, never_start)
+    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures, never_start, postponed)
     task_changes, task_stops = _task_changes(
         live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states, listing.at, may_give_up=may_give_up
     )
@@ -150,6 +154,7 @@ def _job_changes(
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     never_start: Mapping[JobKey, str],
+    postponed: Mapping[JobKey, Postponement],
 ) -> _JobChanges:
     """The changes of jobs by their anchors, the next runs of requeued ones, and the anchors that have to be stopped.
 
@@ -165,13 +170,13 @@ def _job_changes(
                 found.stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
         if (requeued := matches.requeued.get(job.key)) is not None:
-            new_job, end = _requeued(job, requeued)
+            new_job, end = _requeued(job, requeued, postponed.get(job.key))
             found.new_jobs.append(new_job)
             found.changes.append((job.key, end))
             found.ended_states[job.key] = JobState.LOST
             continue
         failures = start_failures.get(job.key, NO_FAILURES)
-        change = _job_change(job, anchor, _absence(tag, matches, gone), at, timeouts, failures)
+        change = _job_change(job, anchor, _absence(tag, matches, gone), at, timeouts, failures, postponed.get(job.key))
         if (reason := never_start.get(job.key)) is not None and (change is None or change.state is None):
             change = JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.REFUSED)
         if change is not None:
@@ -270,7 +275,7 @@ def _allowed_stops(
     return allowed, remarks
 
 
-def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
+def _requeued(job: Job, listed: RmJob, why: Postponement | None) -> tuple[Job, JobChange]:
     """The job that goes on where a requeued one was, and the change that ends the latter.
 
     They are two jobs, so that the tasks, the token and the coordinator of the first are not used by the second.
@@ -278,6 +283,8 @@ def _requeued(job: Job, listed: RmJob) -> tuple[Job, JobChange]:
     key = job.key._replace(submitted=listed.submitted)
     new = Job(key=key, request=job.request, owner=job.owner, launch=job.launch, anchor=job.anchor)
     reason = f"was requeued by the resource manager, and goes on from its checkpoint as {key.slug}"
+    if why is not None:
+        reason = f"was put back into the resource manager's queue as {key.slug}: {why.reason}"
     return new, JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.REQUEUED)
 
 
@@ -287,7 +294,13 @@ def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
 
 
 def _job_change(
-    job: Job, anchor: RmJob | None, absence: str, at: float, timeouts: Timeouts, failures: StartFailures
+    job: Job,
+    anchor: RmJob | None,
+    absence: str,
+    at: float,
+    timeouts: Timeouts,
+    failures: StartFailures,
+    postponed: Postponement | None,
 ) -> JobChange | None:
     """The change of a job that has not ended, by the state of its anchor; None for no change.
 
@@ -327,7 +340,10 @@ def _job_change(
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, the job's end reason is what its anchor waits for: that is where the store keeps
     # ``waits_for`` (``JobChange.applied``).
-    waits_for = anchor.reason if job.state is JobState.SUBMITTED and anchor.reason != job.end_reason else None
+    reason = anchor.reason
+    if postponed is not None and anchor.postponed:
+        reason = f"starts again later ({anchor.reason}): {postponed.reason}"
+    waits_for = reason if job.state is JobState.SUBMITTED and reason != job.end_reason else None
     if job.anchor and waits_for is None:
         return None
     return JobChange(anchor=None if job.anchor else anchor.handle, waits_for=waits_for)

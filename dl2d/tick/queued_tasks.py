@@ -84,7 +84,7 @@ def starting_jobs(jobs: Iterable[Job], tasks: Iterable[Task], history: QueueHist
 
 def queue_tasks(
     plan: Plan, snapshot: Snapshot, listing: RmListing, queued: Iterable[Task], history: QueueHistory, *,
-    placement: Placement, unable: Collection[JobKey], queue_seconds: float, now: float,
+    placement: Placement, unable: Collection[JobKey], queue_seconds: float, now: float, first: JobKey | None = None,
 ) -> tuple[Plan, QueueHistory]:  # fmt: skip
     """The plan with tasks that are queued (starts without a node) and withdrawn, and the next history.
 
@@ -100,11 +100,14 @@ def queue_tasks(
         How long a job lacks tasks while others wait before they are queued (``Timeouts.queue_seconds``).
     now
         Seconds on a monotonic clock.
+    first
+        The job for which idle coordinators leave (``idle_coordinators``), if there is one. Of jobs that may use the
+        same nodes and have no task that runs, only its tasks wait, all of them at once.
     """
     if listing.incomplete:
         return plan, history
     queued = sorted(queued, key=lambda task: task.number)
-    lacking = _Lacking(snapshot, listing, placement)
+    lacking = _Lacking(snapshot, listing, placement, first)
     jobs = [job for job in snapshot.jobs if not job.static and any(lacking.tasks[job.key])]
     others_at = {
         job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
@@ -114,8 +117,9 @@ def queue_tasks(
     held_since = {key: history.held_since.get(key, now) for key in held}
     given_up = _given_up(held_since, snapshot, now)
     room = lacking.limit_room()
-    needed, stops = _still_needed(queued, lacking, snapshot, given_up, room)
-    withdrawn = {stop.job for stop in stops}
+    behind_first = lacking.behind_first()
+    needed, stops = _still_needed(queued, lacking, snapshot, given_up, behind_first, room)
+    withdrawn = {stop.job for stop in stops} - behind_first
     since = {key: at for key, at in since.items() if key not in withdrawn}
     have_queued = {task.job for task in needed}
     starting = {start.job for start in plan.starts}
@@ -123,14 +127,17 @@ def queue_tasks(
     due = [
         job
         for job in jobs
-        if job.key in have_queued or job.key in history.queued or now - since.get(job.key, math.inf) >= queue_seconds
-        if not (job.key in unable or job.key in starting or job.key in given_up) and lacking.may_be_queued(job)
+        if job.key in have_queued
+        or job.key in history.queued
+        or now - since.get(job.key, math.inf) >= (0.0 if job.key == first else queue_seconds)
+        if not (job.key in unable or job.key in starting or job.key in given_up or job.key in behind_first)
+        if lacking.may_be_queued(job)
     ]
     starts = tuple(_starts(due, lacking, needed, room))
     if starts or stops:
         # The last starts are the replacements of moved tasks.
-        first = plan.first_replacement
-        all_starts = (*plan.starts[:first], *starts, *plan.starts[first:])
+        place = plan.first_replacement
+        all_starts = (*plan.starts[:place], *starts, *plan.starts[place:])
         plan = replace(plan, starts=all_starts, stops=(*plan.stops, *stops))
     known = {*history.queued, *(task.job for task in queued), *(start.job for start in starts)}
     have_tasks = {*have_queued, *(start.job for start in starts)}
@@ -155,11 +162,17 @@ def _given_up(held_since: Mapping[JobKey, float], snapshot: Snapshot, now: float
 
 
 def _still_needed(
-    queued: Sequence[Task], lacking: _Lacking, snapshot: Snapshot, given_up: Collection[JobKey], room: LimitRoom
+    queued: Sequence[Task],
+    lacking: _Lacking,
+    snapshot: Snapshot,
+    given_up: Collection[JobKey],
+    behind_first: Collection[JobKey],
+    room: LimitRoom,
 ) -> tuple[list[Task], list[Stop]]:
     """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others.
 
-    Of jobs that are ``given_up`` all tasks stop. ``room`` is then without that of the needed ones.
+    Of jobs that are ``given_up`` all tasks stop, and of those ``behind_first`` all that wait. ``room`` is then without
+    that of the needed ones.
     """
     needed = list[Task]()
     stops = [Stop(task.job, task.id) for task in snapshot.tasks if task.job in given_up and task.state.wanted]
@@ -171,7 +184,8 @@ def _still_needed(
             needed.append(task)
             continue
         is_lacked = size.count(task.role) <= lacking.tasks[job.key].count(task.role)
-        if job.key in given_up or not is_lacked or room.blocked(job, _one(task)) is not None:
+        leaves = job.key in given_up or job.key in behind_first
+        if leaves or not is_lacked or room.blocked(job, _one(task)) is not None:
             stops.append(Stop(task.job, task.id))
         else:
             needed.append(task)
@@ -212,7 +226,7 @@ def _one(task: Task) -> Allocation:
 class _Lacking:
     """What jobs lack of their minimum sizes, and which have jobs of others waiting for the same nodes."""
 
-    def __init__(self, snapshot: Snapshot, listing: RmListing, placement: Placement) -> None:
+    def __init__(self, snapshot: Snapshot, listing: RmListing, placement: Placement, first: JobKey | None) -> None:
         floors = dict(snapshot.floors)
         # Tasks that wait for room on a node may have lost it to others.
         begun = replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED))
@@ -222,9 +236,10 @@ class _Lacking:
             job.key: floors.get(job.key, job.request.min_size).beyond(self._begun[job.key]) for job in snapshot.jobs
         }
         for key, lacks in self.tasks.items():
-            if key not in floors and lacks.workers:
+            if key not in floors and lacks.workers and key != first:
                 self.tasks[key] = lacks._replace(ps=0)
         self._snapshot = snapshot
+        self._first = next((job for job in snapshot.jobs if job.key == first), None)
         self._training = floors.keys()
         self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
         self._empty = EmptyNodes(listing.nodes, placement)
@@ -236,6 +251,18 @@ class _Lacking:
     def has(self, job: Job) -> bool:
         """Whether any task of a job has begun to run and is not to leave."""
         return self._begun[job.key] != NOTHING
+
+    def behind_first(self) -> frozenset[JobKey]:
+        """Jobs of which no task has begun to run, and that may use a node that the first may use."""
+        if self._first is None:
+            return frozenset()
+        nodes = self._may_use(self._first)
+        return frozenset(
+            job.key
+            for job in self._snapshot.jobs
+            if job.key != self._first.key and job.state is JobState.READY and not job.static and not self.has(job)
+            if not nodes.isdisjoint(self._may_use(job))
+        )
 
     def limit_room(self) -> LimitRoom:
         """What limits leave beside the tasks that have begun to run."""

@@ -17,7 +17,7 @@ from msgspec import structs
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.jobs import Job, JobKey, JobState, Owner
-from dl2d.core.resize_guard_state import GuardState
+from dl2d.core.resize_guard_state import GuardState, Postponement
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
 from dl2d.tick.allocated_resources import with_given
@@ -51,6 +51,12 @@ _NOT_EXECUTING_PERIODS: Final = 2
 _CALLING_SECONDS: Final = 600.0
 
 
+#: Why a job gets no tasks whose coordinator is put back into the resource manager's queue (``idle_coordinators``).
+LEAVES_FOR_OTHERS: Final = "its coordinator leaves for others, and starts again later"
+#: How long the resource manager may take until it lists that.
+_LEAVING_SECONDS: Final = 300.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
     """The cluster after store and resource manager were reconciled."""
@@ -60,6 +66,8 @@ class Reconciled:
     listing: RmListing
     #: Elastic jobs with their commands, which the snapshot leaves out.
     jobs: Mapping[JobKey, Job]
+    #: The anchors of those that are listed.
+    anchors: Mapping[JobKey, RmJob]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
@@ -146,6 +154,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         gone,
         timeouts=timeouts,
         start_failures=kept.start_failures,
+        postponed=kept.postponed,
         elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
         strays_asked_for=strays_asked_for,
         tasks_as_owner=context.tasks_as_owner,
@@ -183,12 +192,14 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         job.key: cause
         for job in elastic.jobs
         if (cause := _cause_of_silence(context, job, matches.listed, calling_unlisted, calling_since.keys()))
+        or (job.key in guard_state.postponed and (cause := LEAVES_FOR_OTHERS))
     }
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
     return Reconciled(
         snapshot=snapshot,
         listing=listing,
         jobs={job.key: job for job in elastic.jobs},
+        anchors={job.key: anchor for job in elastic.jobs if (anchor := matches.listed.get(task_tag(job.key, ANCHOR)))},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
         silent=silent | dict.fromkeys(from_queue, "others of its first tasks wait in the resource manager's queue"),
         starting=from_queue,
@@ -330,7 +341,23 @@ def _next_guard_state(
     _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
     found = remember_growth_limits(found, elastic.jobs, tasks, withdrawn, at)
     kept = {key: count for key, count in failures.items() if key in present}
-    return replace(found, start_failures=kept)
+    postponed = guard_state.postponed and _postponed(guard_state, elastic.jobs, at)
+    return replace(found, start_failures=kept, postponed=postponed)
+
+
+def _postponed(guard_state: GuardState, jobs: Iterable[Job], at: float) -> dict[JobKey, Postponement]:
+    """The next ``GuardState.postponed``: what became of a job that was put back has its entry until it is ready."""
+    by_id = {(key.cluster, key.id): (key, found) for key, found in sorted(guard_state.postponed.items())}
+    found = {}
+    for job in jobs:
+        key, entry = by_id.get((job.key.cluster, job.key.id), (None, None))
+        if key is None or entry is None:
+            continue
+        if job.key == key and entry.at and at - entry.at < _LEAVING_SECONDS and job.state is JobState.READY:
+            found[key] = entry
+        elif job.state is JobState.SUBMITTED and (job.key != key or not entry.at):
+            found[job.key] = entry._replace(at=0.0)
+    return found
 
 
 def _start_anchors(

@@ -23,6 +23,7 @@ from dl2d.tick.observed_decision import observed_decision
 from dl2d.tick.place.place import place
 from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.policy_failures import set_aside_after_wait
+from dl2d.tick.postpone_coordinators import postpone_coordinators
 from dl2d.tick.queued_tasks import QueueHistory, queue_tasks
 from dl2d.tick.reconcile import Reconciled, reconcile
 from dl2d.tick.record import Report, record
@@ -61,6 +62,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         context.store.check_lease()
         context.allow_changes()
     reconciled = reconcile(context, state, observed, begin)
+    idle_history = state.idle_history
+    if mode.acts:
+        reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, begin)
     incomplete, silent = observed.listing.incomplete, reconciled.silent
 
     # Vacate nodes, and make room in limits, for jobs of others
@@ -127,7 +131,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Place and apply
     if mode.acts:
         plan, queue_history = _plan(
-            context, state, reconciled, snapshot, slot_decision.in_force, without_replacement, begin
+            context, state, reconciled, snapshot, slot_decision.in_force, without_replacement, idle_history.first, begin
         )
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
@@ -150,9 +154,12 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
         stray_remarks=reconciled.stray_remarks, unknown_tasks=reconciled.unknown_tasks,
-        resting_claims=claim_history.resting,
+        resting_claims=claim_history.resting, postponed=len(reconciled.guard_state.postponed),
     )  # fmt: skip
-    state = replace(state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history)
+    state = replace(
+        state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history,
+        idle_history=idle_history,
+    )  # fmt: skip
     return record(context, state, reconciled, report, situation), report
 
 
@@ -163,6 +170,7 @@ def _plan(
     snapshot: Snapshot,
     decision: Decision,
     without_replacement: Collection[TaskGroup],
+    first: JobKey | None,
     now: float,
 ) -> tuple[Plan, QueueHistory]:
     """The starts and stops that a decision needs, as far as limits allow them, and what is to be queued."""
@@ -179,7 +187,7 @@ def _plan(
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
             unable=(silent.keys() - reconciled.starting) | reconciled.backing_off | jobs_held_back(decision),
-            queue_seconds=context.timeouts.queue_seconds, now=now,
+            queue_seconds=context.timeouts.queue_seconds, first=first, now=now,
         )  # fmt: skip
     plan = within_limits(
         plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits

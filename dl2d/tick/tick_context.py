@@ -14,7 +14,7 @@ from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.core.resource_manager import ResourceManager, RmJob, StartAllowance
+from dl2d.core.resource_manager import ResourceManager, RmIdentity, RmJob, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_call import call_directly
@@ -133,6 +133,8 @@ class Context:
     allow_changes: Callable[[], None] = lambda: None
     #: The last known states of the jobs with these handles (``AccountingManager.final_states``).
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
+    #: See ``PostponingManager.postpone``; None where anchors hold no room, or cannot be put back into the queue.
+    postpone: Callable[[RmIdentity, float], None] | None = None
     #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
     #: None if that is not known.
     answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005

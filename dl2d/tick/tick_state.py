@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
+from dl2d.tick.idle_coordinators import IdleHistory
 from dl2d.tick.make_room_in_limits import LimitHistory
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
@@ -58,6 +59,8 @@ class TickState:
     limit_history: LimitHistory = field(default_factory=LimitHistory)
     #: What is remembered of elastic jobs that lack tasks of their minimum sizes while jobs of others wait.
     queue_history: QueueHistory = field(default_factory=QueueHistory)
+    #: What is remembered of jobs whose coordinators run without tasks.
+    idle_history: IdleHistory = field(default_factory=IdleHistory)
     #: Tasks and anchors that the resource manager does not list.
     missing: Missing = field(default_factory=Missing)
     #: Tags of the anchors that count as gone and of which accounting could not say yet how they ended, with the time

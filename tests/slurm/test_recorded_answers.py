@@ -27,6 +27,7 @@ WAITS = {"22.05": "ReqNodeNotAvail, UnavailableNodes:n3", "26.05": "ReqNodeNotAv
 
 PENDING, RUNNING, FAILED = RmJobState.PENDING, RmJobState.RUNNING, RmJobState.FAILED
 ALICE, BOB = {"user": "alice"}, {"user": "bob"}
+HELD = Resources.of(cpu=1, memory=100)
 
 
 @pytest.fixture(params=["22.05", "26.05"])
@@ -63,13 +64,13 @@ def without_times(found: RmJob) -> RmJob:
 def test_the_jobs_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = listing(release, monkeypatch)
     assert sorted(map(without_times, seen.jobs), key=lambda each: int(each.handle)) == [
-        job(1, RUNNING, node="n1", **ALICE),
+        job(1, RUNNING, node="n1", held=HELD, **ALICE),
         job(2, RUNNING, node="n1", tag=TAG.format(1), held=gpus(1, cpu=1, memory=500), **ALICE),
         job(3, RUNNING, node="n1", **BOB),
-        job(4, RUNNING, node="n2", not_executing=True, reason="suspended by Slurm", **BOB),
+        job(4, RUNNING, node="n2", held=HELD * 2, not_executing=True, reason="suspended by Slurm", **BOB),
         job(5, PENDING, reason="JobArrayTaskLimit", any_node=True, **ALICE),
-        job(6, RUNNING, node="n2", array_id="5_1", **ALICE),
-        job(7, RUNNING, node="n2", array_id="5_2", **ALICE),
+        job(6, RUNNING, node="n2", array_id="5_1", held=HELD, **ALICE),
+        job(7, RUNNING, node="n2", array_id="5_2", held=HELD, **ALICE),
         job(8, RmJobState.DONE, node="n2", **ALICE),
         job(9, FAILED, node="n2", reason="FAILED (NonZeroExitCode), exit status 3", **ALICE),
         job(10, RmJobState.CANCELLED, node="n2", reason="CANCELLED, signal 15", **BOB),

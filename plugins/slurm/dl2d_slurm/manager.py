@@ -44,6 +44,7 @@ from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
+from dl2d_slurm.jobs.postponing import postpone
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
 from dl2d_slurm.jobs.stopping import Stopper
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
@@ -489,6 +490,13 @@ class SlurmManager:
         self._last = None
         self._stopper.cancel_due()
         self._stopper.stop(jobs, grace)
+
+    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
+        """See ``PostponingManager``."""
+        try:
+            postpone(self._commands, anchor, seconds)
+        finally:
+            self._void_listing()
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """See ``ResourceManager``. The proof is a munge credential with the payload ``dl2d:<job id>``."""

@@ -221,7 +221,8 @@ def _listed(
         job = replace(job, tag=task.tag)
     else:
         task = None
-    if job.tag and job.state.holds_resources:
+    # What has no tag may be an anchor.
+    if job.postponed or (job.state.holds_resources and (job.tag or len(placed) == 1)):
         job = replace(job, held=of_nodes)
     options = None
     if not job.state.ended:
@@ -366,6 +367,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         not_executing=record["State"] in NOT_EXECUTING_STATES,
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
+        postponed=state is RmJobState.PENDING and record["Reason"] == "BeginTime",
         static=static_job(record, _allocated_or_requested(record), rules, started) if rules else None,
     )
     return job, placed

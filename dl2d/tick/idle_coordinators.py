@@ -1,0 +1,253 @@
+"""Idle coordinators: those that run without tasks give up their room where no job has any left to begin.
+
+Where users submit anchors themselves and these hold room, the resource manager starts as many as have room. If these
+are those of elastic jobs only, none has room for its tasks: all wait for one another, and for nothing that ever
+happens. So when a job has had no room for its minimum size for ``queue_seconds`` and a slot, but has it without some of
+the idle coordinators of later jobs, the latest of these are put back into the resource manager's queue. They lose no
+work, since they have not trained. (By that time a decision was made on the job, and its tasks wait in the queue, if
+there is one.)
+
+- One job at a time is the ``first``: until it has its tasks, only its tasks wait in the queue, all together, so that
+  the room does not go to tasks of several jobs of which none can begin (``queued_tasks``). It may be the first for
+  ``MAX_FIRST_SECONDS``; after that another one has its turn.
+- Other coordinators that wait may take the room before it. They are put back as soon as they are ready, and each time
+  twice as many as the time before.
+- A coordinator that was put back does not start again before twice the above time, doubled with each further run, so
+  that in the end fewer come back than leave. The resource manager itself starts it then; no harm is done if dl2d has
+  ended meanwhile. When no job lacks tasks any more and there is room, it starts sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from msgspec import structs
+
+from dl2d.core.cluster import Node, Snapshot, TaskState, submit_order
+from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Role
+from dl2d.core.limit_room import LimitRoom
+from dl2d.core.packing import Packing
+from dl2d.core.placement import Placement
+from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resource_manager import RmJob, RmJobState
+from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
+
+#: For how long coordinators give up room to one job before another one has its turn.
+MAX_FIRST_SECONDS: Final = 3600.0
+#: Maximum number of times that the time until a coordinator starts again is doubled.
+_MAX_DOUBLINGS: Final = 5
+#: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
+_MIN_QUEUED_SECONDS: Final = 130.0
+#: Maximum number of coordinators of which it is tried whether they may stay although later ones leave.
+_MAX_TRIED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class IdleHistory:
+    """What earlier ticks have seen and done; times are seconds on a monotonic clock."""
+
+    #: Since when each ready job has lacked tasks of its minimum size.
+    lacking_since: Mapping[JobKey, float] = field(default_factory=dict)
+    #: The job for which idle coordinators leave, since when, and how often it was done; None for none.
+    first: JobKey | None = None
+    first_since: float = 0.0
+    rounds: int = 0
+    #: Jobs whose coordinators the resource manager does not put back.
+    refused: frozenset[JobKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Postponements:
+    """What is to be done: anchors of idle coordinators that leave, and such that start again now."""
+
+    leaving: tuple[tuple[Job, RmJob, Postponement], ...] = ()
+    #: In how many seconds each of these starts at the earliest.
+    seconds: tuple[float, ...] = ()
+    returning: tuple[tuple[JobKey, RmJob], ...] = ()
+
+
+def find_postponements(
+    snapshot: Snapshot, submitted: Sequence[Job], anchors: Mapping[JobKey, RmJob], history: IdleHistory, *,
+    postponed: Mapping[JobKey, Postponement], placement: Placement, unable: Collection[JobKey],
+    others_wait: bool, wait_seconds: float, now: float,
+) -> tuple[Postponements, IdleHistory]:  # fmt: skip
+    """Which idle coordinators leave or come back, and the next history. Pure.
+
+    Parameters
+    ----------
+    snapshot
+        The cluster, without room for claims.
+    submitted
+        Jobs whose coordinators have not called yet.
+    anchors
+        The anchor of each job that is listed.
+    postponed
+        Jobs whose coordinators were put back (``GuardState.postponed``).
+    unable
+        Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts.
+    others_wait
+        Whether jobs that are not dl2d's wait for room.
+    wait_seconds
+        How long a job lacks tasks of its minimum size before idle coordinators leave for it.
+    now
+        Seconds on a monotonic clock.
+    """
+    held, begun = snapshot.held(), _begun(snapshot)
+    ready = [job for job in snapshot.jobs if job.state is JobState.READY and not job.static]
+    lacking = [job for job in ready if not begun.get(job.key, NOTHING).covers(job.request.min_size)]
+    since = {job.key: history.lacking_since.get(job.key, now) for job in lacking}
+    refused = history.refused & {job.key for job in (*ready, *submitted)}
+    first, first_since = history.first, history.first_since
+    if first is not None and now - first_since > MAX_FIRST_SECONDS:
+        since, first = since | {key: now for key in (first,) if key in since}, None
+    room = _Room(snapshot, anchors, postponed, placement)
+    limits = LimitRoom(snapshot.limits)
+    for job in snapshot.jobs:
+        limits.take(job, held[job.key])
+    with_tasks = {task.job for task in snapshot.tasks}
+    idle = [
+        job
+        for job in ready
+        if job.key not in with_tasks and job.key not in history.refused and job.key not in postponed
+        if _may_leave(job, anchors.get(job.key))
+    ]
+    for job in lacking:
+        lacks = job.request.min_size.beyond(held[job.key])
+        due = now - since[job.key] >= wait_seconds and job.key not in unable and lacks != NOTHING
+        if not due or limits.blocked(job, lacks) is not None:
+            continue
+        is_first = job.key == first
+        if room.fits(job, lacks):
+            if is_first:  # what was given up for it, or is being given up, is free or about to be
+                return Postponements(), replace(history, lacking_since=since)
+            continue
+        later = [each for each in idle if submit_order(each.key) > submit_order(job.key)]
+        leaving = room.least_leaving(job, lacks, later[::-1], more=history.rounds if is_first else 0)
+        if leaving:
+            return (
+                _leaving(leaving, job, anchors, snapshot.at, wait_seconds),
+                IdleHistory(
+                    since, job.key, first_since if is_first else now, history.rounds + 1 if is_first else 1,
+                    refused,
+                ),
+            )  # fmt: skip
+    next_history = IdleHistory(since, refused=refused)
+    if lacking or others_wait:
+        return Postponements(), next_history
+    returning = room.returning([job for job in submitted if job.key in postponed and job.key not in refused], anchors)
+    return Postponements(returning=returning), next_history
+
+
+def _begun(snapshot: Snapshot) -> dict[JobKey, Allocation]:
+    """The tasks of each job that have begun to run and are not to leave."""
+    return replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED)).held()
+
+
+def _may_leave(job: Job, anchor: RmJob | None) -> bool:
+    """Whether a ready job has never trained, and its anchor runs, holds room and may be put back into the queue."""
+    trained = job.progress.version > 0 or job.started_at is not None or job.coordinator_end
+    if anchor is None or trained:
+        return False
+    runs = anchor.state is RmJobState.RUNNING and not anchor.not_executing
+    return runs and bool(anchor.node) and bool(anchor.held.thousandths)
+
+
+def _leaving(
+    jobs: Sequence[Job], first: Job, anchors: Mapping[JobKey, RmJob], at: float, wait_seconds: float
+) -> Postponements:
+    reason = (
+        f"coordinators without tasks held the room that job {first.key.id} ({first.request.name}) needed to begin, and "
+        "this was one of the latest"
+    )
+    return Postponements(
+        tuple((job, anchors[job.key], Postponement(at, reason)) for job in jobs),
+        tuple(2 * wait_seconds * 2 ** min(anchors[job.key].requeues, _MAX_DOUBLINGS) for job in jobs),
+    )
+
+
+class _Room:
+    """Room on nodes when all that leaves has left, and all running jobs have their minimum sizes."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        anchors: Mapping[JobKey, RmJob],
+        postponed: Mapping[JobKey, Postponement],
+        placement: Placement,
+    ) -> None:
+        self._snapshot = snapshot
+        self._placement = placement
+        self._anchors = anchors
+        self._may_use = snapshot.may_use()
+        floors, kept = dict(snapshot.floors), dict[tuple[JobKey, Role], int]()
+        self._free: dict[str, list[Resources]] = {}
+        for task in sorted(snapshot.tasks, key=lambda task: task.number):
+            group = task.job, task.role
+            kept[group] = kept.get(group, 0) + task.state.wanted
+            surplus = task.job in floors and kept[group] > floors[task.job].count(task.role)
+            if not task.state.wanted or surplus:
+                self._free.setdefault(task.node, []).append(task.room)
+        for key, anchor in anchors.items():
+            leaves = anchor.state is RmJobState.ENDING or key in postponed
+            if leaves and anchor.state.holds_resources and anchor.node:
+                self._free.setdefault(anchor.node, []).append(anchor.held)
+
+    def _packing(self, leaving: Sequence[Job] = ()) -> Packing:
+        """The room, also without the coordinators of these jobs."""
+        free = {name: list(rooms) for name, rooms in self._free.items()}
+        for job in leaving:
+            anchor = self._anchors[job.key]
+            free.setdefault(anchor.node, []).append(anchor.held)
+        nodes = [_without(node, free[node.name]) if node.name in free else node for node in self._snapshot.nodes]
+        return Packing(nodes, self._placement, node_sets=self._snapshot.node_sets)
+
+    def fits(self, job: Job, size: Allocation, leaving: Sequence[Job] = ()) -> bool:
+        """Whether there is room for tasks of a job, also without the coordinators of ``leaving``."""
+        return self._packing(leaving).fits(job, size)
+
+    def least_leaving(self, job: Job, size: Allocation, idle: Sequence[Job], *, more: int) -> list[Job]:
+        """The first of the jobs ``idle`` whose coordinators leave so that tasks of a job have room; none if all would
+        not do. Of the ``more``-th time it is done, at least 2 to the power of that.
+        """
+        nodes = self._may_use.get(job.key)
+        usable = [each for each in idle if nodes is None or self._anchors[each.key].node in nodes]
+        if not usable or not self.fits(job, size, usable):
+            return []
+        low, high = 0, len(usable)  # too few, enough
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(job, size, usable[:middle]) else (middle, high)
+        if more:
+            return usable[: max(high, 2**more)]
+        leaving = usable[:high]
+        for each in leaving[:-1][::-1][:_MAX_TRIED]:
+            others = [other for other in leaving if other is not each]
+            leaving = others if self.fits(job, size, others) else leaving
+        return leaving
+
+    def returning(self, jobs: Sequence[Job], anchors: Mapping[JobKey, RmJob]) -> tuple[tuple[JobKey, RmJob], ...]:
+        """The anchors of those of the postponed jobs for which there is room with their minimum sizes, earliest first.
+
+        None as long as one that starts again is on its way.
+        """
+        waiting = [(job, anchors[job.key]) for job in jobs if job.key in anchors]
+        if any(not anchor.postponed for _, anchor in waiting):
+            return ()
+        packing, found = self._packing(), list[tuple[JobKey, RmJob]]()
+        for job, anchor in sorted(waiting, key=lambda each: submit_order(each[0].key)):
+            if self._snapshot.at - job.key.submitted < _MIN_QUEUED_SECONDS:
+                continue
+            placed, _ = packing.place_all(anchor.held, Role.COORDINATOR, 1)
+            if not placed or packing.add(job, job.request.min_size) is not None:
+                break
+            found.append((job.key, anchor))
+        return tuple(found)
+
+
+def _without(node: Node, leaving: Sequence[Resources]) -> Node:
+    """A node when something has left it; where nothing else is on it, it is a whole one."""
+    used = node.used.minus(Resources.total(leaving))
+    rest = any(amount for name, amount in used.thousandths if name != WHOLE_NODE)
+    return structs.replace(node, used=used if rest else NO_RESOURCES)

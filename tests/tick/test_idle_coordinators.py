@@ -1,0 +1,351 @@
+"""Coordinators that hold all room go back into the queue, so that some of their jobs can begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from msgspec import structs
+from tick.world import World
+
+from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
+from dl2d.core.errors import Rejected, ResourceManagerError, Unavailable
+from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
+from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState
+from dl2d.core.resources import Resources
+from dl2d.daemon.health_and_metrics import Health
+from dl2d.placement.load_balance import LoadBalance
+from dl2d.testing import make_job, make_nodes
+from dl2d.tick.idle_coordinators import MAX_FIRST_SECONDS, IdleHistory, Postponements, find_postponements
+from dl2d.tick.record import Report
+from dl2d.tick.tick_context import Context
+
+CPU = Resources.of(cpu=1)
+WAIT = 480.0
+
+
+@dataclass
+class Crowd(World):
+    """A cluster of two nodes with four CPUs each, where anchors and tasks of one CPU wait in one queue."""
+
+    starts: dict[str, float] = field(default_factory=dict)
+    postpones: bool = True
+    refuses: ResourceManagerError | None = None
+
+    def __post_init__(self) -> None:
+        self.url, self.queues_tasks, self.cluster_nodes = "", True, make_nodes(2, cpu=4)
+        super().__post_init__()
+        #: What was asked for: handles and seconds.
+        self.asked: list[tuple[str, float]] = []
+
+    def context(self) -> Context:
+        postpone = self.postpone if self.postpones else None
+        return replace(super().context(), starts_anchors=False, postpone=postpone)
+
+    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
+        self.asked.append((anchor.handle, seconds))
+        if self.refuses is not None:
+            raise self.refuses
+        (job,) = (each for each in self.manager.live() if each.identity == anchor)
+        if job.state is RmJobState.RUNNING:
+            job = structs.replace(job, node="", submitted=int(self.now), requeues=job.requeues + 1)
+        self.starts[job.handle] = self.now + seconds
+        self.put(structs.replace(job, state=RmJobState.PENDING, reason="BeginTime", postponed=True))
+
+    def put(self, job: RmJob) -> None:
+        self.manager.put(job, ((job.node, CPU),) if job.node else ())
+
+    def arrive(self, count: int) -> None:
+        """So many anchors are submitted at once."""
+        for number in range(1, count + 1):
+            job = RmJob(handle=str(number), state=RmJobState.PENDING, user="ann", submitted=int(self.now), held=CPU)
+            self.put(job)
+
+    def schedule(self) -> None:
+        """Start what waits and has room: anchors before tasks, which came later. Those that start register."""
+        for job in self.anchors(RmJobState.PENDING):
+            free = [node.name for node in self.manager.nodes if node.used.get("cpu") < node.capacity.get("cpu")]
+            if free and self.starts.get(job.handle, 0.0) <= self.now:
+                self.put(structs.replace(job, state=RmJobState.RUNNING, node=free[0], reason="", postponed=False))
+                key = JobKey("test", job.handle, job.submitted)
+                if self.store.job(key) is None:
+                    made = make_job(job.handle, worker=CPU, ps=CPU, max_workers=2, max_ps=1)
+                    self.store.add_job(replace(made, key=key, anchor=job.handle))
+        self.manager.start_queued()
+        self.manager.claims = [
+            Claim(handle=job.handle, user="ann", priority=9000, nodes=1, demand=CPU)
+            for job in self.anchors(RmJobState.PENDING)
+            if self.starts.get(job.handle, 0.0) <= self.now
+        ]
+
+    def anchors(self, state: RmJobState) -> list[RmJob]:
+        found = [job for job in self.manager.live() if not job.tag and job.state is state]
+        return sorted(found, key=lambda job: int(job.handle))
+
+    def end_trained(self, seconds: float) -> None:
+        """Anchors end whose jobs have trained for so long."""
+        for job in self.store.jobs(live=True):
+            if job.started_at is not None and self.now - job.started_at > seconds:
+                self.manager.end(job.anchor)
+
+    def go_on(self, seconds: float = 10.0) -> Report:
+        self.schedule()
+        report = self.tick(seconds)
+        running = {job.handle: job.submitted for job in self.anchors(RmJobState.RUNNING)}
+        self.beat(*(job.key for job in self.store.jobs(live=True) if running.get(job.anchor) == job.key.submitted))
+        self.end_trained(60.0)
+        return report
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    crowd = Crowd()
+    yield crowd
+    crowd.close()
+
+
+def test_all_jobs_of_a_crowd_whose_coordinators_fill_the_cluster_end(crowd: Crowd) -> None:
+    crowd.arrive(12)
+    ended = set[str]()
+    most = 0
+    for _ in range(1000):
+        crowd.go_on()
+        live = crowd.store.jobs(live=True)
+        most = max(most, sum(job.state is JobState.RUNNING for job in live))
+        ended = {str(number) for number in range(1, 13)} - {job.handle for job in crowd.manager.live() if not job.tag}
+        if len(ended) == 12:
+            break
+    assert len(ended) == 12
+    assert most >= 2
+    assert "1" not in {handle for handle, _ in crowd.asked}
+
+
+def test_without_that_none_of_them_begins(crowd: Crowd) -> None:
+    crowd.postpones = False
+    crowd.arrive(12)
+    for _ in range(300):
+        crowd.go_on()
+    assert {job.state for job in crowd.store.jobs(live=True)} == {JobState.READY}
+
+
+def test_a_job_that_was_put_back_says_why_and_health_counts_it(crowd: Crowd) -> None:
+    crowd.arrive(8)
+    report = crowd.go_on()
+    while not crowd.asked:
+        report = crowd.go_on()
+    # Two are enough for a worker and a parameter server.
+    assert [handle for handle, _ in crowd.asked] == ["8", "7"]
+    assert {seconds for _, seconds in crowd.asked} == {2 * WAIT}
+    reason = "coordinators without tasks held the room that job 1 (job) needed to begin, and this was one of the latest"
+    before = JobKey("test", "8", 1_000_000)
+    # They get no tasks meanwhile.
+    assert before in report.snapshot.silent
+    health = Health(lambda: 0.0)
+    health.completed(report)
+    (problem,) = health.status().problems
+    assert problem.startswith("2 coordinators without tasks had to go back into the resource manager's queue")
+    assert b"dl2d_postponed_coordinators 2.0" in health.metrics()
+    # As a daemon that is started again.
+    crowd.state = replace(crowd.state, idle_history=IdleHistory())
+    crowd.go_on()
+    ended = crowd.job(before)
+    assert (ended.state, ended.end_reason) == (
+        JobState.LOST,
+        f"was put back into the resource manager's queue as test.8.{int(crowd.now) - 10}: {reason}",
+    )
+    crowd.go_on()
+    (waits,) = (job for job in crowd.store.jobs(live=True) if job.key.id == "8")
+    assert (waits.state, waits.end_reason) == (JobState.SUBMITTED, f"starts again later (BeginTime): {reason}")
+    # When it has started again it is a job like any other.
+    for _ in range(1000):
+        crowd.go_on()
+        if all(job.state is not JobState.SUBMITTED for job in crowd.store.jobs(live=True)):
+            break
+    crowd.go_on()
+    assert not crowd.store.guard_state().postponed
+
+
+def test_what_is_refused_is_not_asked_again_and_another_one_leaves(crowd: Crowd) -> None:
+    crowd.arrive(8)
+    crowd.refuses = Rejected("no", said="disabled")
+    for _ in range(100):
+        crowd.go_on()
+    assert sorted(handle for handle, _ in crowd.asked) == [str(number) for number in range(2, 9)]
+    assert {job.state for job in crowd.store.jobs(live=True)} == {JobState.READY}
+    assert not crowd.store.guard_state().postponed
+
+
+def test_a_resource_manager_that_does_not_answer_is_asked_again(crowd: Crowd) -> None:
+    crowd.arrive(8)
+    crowd.refuses = Unavailable("gone")
+    while not crowd.asked:
+        crowd.go_on()
+    assert crowd.asked == [("8", 2 * WAIT)]
+    crowd.refuses = None
+    for _ in range(40):
+        crowd.go_on()
+    assert [handle for handle, _ in crowd.asked[:3]] == ["8", "8", "7"]
+    assert any(job.state is JobState.RUNNING for job in crowd.store.jobs(live=True))
+
+
+# The rule
+
+NODES = make_nodes(2, cpu=4)
+
+
+def jobs_with_anchors(nodes: list[str]) -> tuple[list[Job], dict[JobKey, RmJob]]:
+    """Ready jobs, of which the anchor of each holds a CPU of a node."""
+    jobs = [
+        replace(make_job(number, state=JobState.READY, worker=CPU, ps=CPU, max_workers=2, max_ps=1), anchor=str(number))
+        for number in range(1, len(nodes) + 1)
+    ]
+    anchors = {
+        job.key: RmJob(handle=job.anchor, state=RmJobState.RUNNING, submitted=1000, user="ann", node=node, held=CPU)
+        for job, node in zip(jobs, nodes, strict=True)
+    }
+    return jobs, anchors
+
+
+def snapshot_of(
+    jobs: list[Job], anchors: dict[JobKey, RmJob], tasks: tuple[Task, ...] = (), **more: object
+) -> Snapshot:
+    held = [(anchor.node, anchor.held) for anchor in anchors.values() if anchor.state.holds_resources]
+    held += [(task.node, task.demand) for task in tasks]
+    nodes = tuple(
+        structs.replace(node, used=Resources.total(room for name, room in held if name == node.name)) for node in NODES
+    )
+    given = {"nodes": nodes, "jobs": tuple(jobs), "tasks": tasks, **more}
+    return Snapshot(at=2000.0, slot=1, **given)  # type: ignore[arg-type]
+
+
+def found(
+    snapshot: Snapshot, anchors: dict[JobKey, RmJob], history: IdleHistory | None = None, now: float = WAIT,
+    submitted: tuple[Job, ...] = (), **more: object,
+) -> tuple[Postponements, IdleHistory]:  # fmt: skip
+    since = IdleHistory({job.key: 0.0 for job in snapshot.jobs})
+    given = {
+        "postponed": {}, "placement": LoadBalance(), "unable": (), "others_wait": False, "wait_seconds": WAIT, **more
+    }  # fmt: skip
+    return find_postponements(snapshot, submitted, anchors, history or since, now=now, **given)  # type: ignore[arg-type]
+
+
+def leaving(answer: tuple[Postponements, IdleHistory]) -> list[str]:
+    return [job.key.id for job, _, _ in answer[0].leaving]
+
+
+FULL = ["n1"] * 4 + ["n2"] * 4
+
+
+def test_the_latest_leave_after_the_time_and_no_more_than_needed() -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    snapshot = snapshot_of(jobs, anchors)
+    assert leaving(found(snapshot, anchors, now=WAIT - 1)) == []
+    answer = found(snapshot, anchors)
+    assert leaving(answer) == ["8", "7"]
+    assert (answer[1].first, answer[1].rounds) == (jobs[0].key, 1)
+    # A CPU is free: one is enough.
+    assert leaving(found(snapshot_of(jobs[:-1], dict(list(anchors.items())[:-1])), anchors)) == ["7"]
+    # Two are: nobody leaves, and the job begins.
+    assert leaving(found(snapshot_of(jobs[:-2], dict(list(anchors.items())[:-2])), anchors)) == []
+
+
+def test_nobody_leaves_for_a_job_while_others_leave_and_twice_as_many_if_the_room_is_lost() -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    _, history = found(snapshot_of(jobs, anchors), anchors)
+    entry = Postponement(2000.0, "because")
+    away = {jobs[-1].key: entry, jobs[-2].key: entry}
+    answer = found(snapshot_of(jobs, anchors), anchors, history, WAIT + 10, postponed=away)
+    assert (leaving(answer), answer[1].first) == ([], jobs[0].key)
+    # Others have taken it.
+    assert leaving(found(snapshot_of(jobs, anchors), anchors, replace(history, rounds=2), WAIT + 20)) == [
+        "8", "7", "6", "5",
+    ]  # fmt: skip
+    # Not for ever: another one has its turn.
+    late = found(snapshot_of(jobs, anchors), anchors, history, WAIT + MAX_FIRST_SECONDS + 1)
+    assert (leaving(late), late[1].first) == (["8", "7"], jobs[1].key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"progress": Progress(version=3)},
+        {"started_at": 5.0},
+        {"end_reason": "was ended by signal 15"},
+        {"state": JobState.RUNNING},
+    ],
+)
+def test_a_job_that_has_trained_stays(change: dict[str, object]) -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    jobs[-1] = replace(jobs[-1], **change)  # type: ignore[arg-type]
+    assert leaving(found(snapshot_of(jobs, anchors), anchors)) == ["7", "6"]
+
+
+@pytest.mark.parametrize("change", [{"not_executing": True}, {"held": Resources()}, {"state": RmJobState.PENDING}])
+def test_an_anchor_stays_that_does_not_run_or_of_which_it_is_not_known_what_it_holds(change: dict[str, object]) -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    snapshot = snapshot_of(jobs, anchors)
+    anchors[jobs[-1].key] = structs.replace(anchors[jobs[-1].key], **change)
+    assert leaving(found(snapshot, anchors)) == ["7", "6"]
+
+
+def test_a_job_with_a_task_stays_and_one_that_lacks_one_needs_the_room_of_that() -> None:
+    jobs, anchors = jobs_with_anchors(FULL[:-1])
+    task = Task(
+        job=jobs[0].key, id="worker-0", role=Role.WORKER, node="n2", demand=CPU, state=TaskState.GRANTED
+    )  # fmt: skip
+    assert leaving(found(snapshot_of(jobs, anchors, (task,)), anchors)) == ["7"]
+    of_last = structs.replace(task, job=jobs[-1].key)
+    assert leaving(found(snapshot_of(jobs, anchors, (of_last,)), anchors)) == ["6", "5"]
+
+
+def test_nobody_leaves_for_a_job_that_needs_nodes_where_they_are_not_or_that_gets_no_tasks() -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    sets = (NodeSet((jobs[0].key,), frozenset({"n1"}), "partition small"),)
+    # Of those on n1.
+    assert leaving(found(snapshot_of(jobs, anchors, node_sets=sets), anchors)) == ["4", "3"]
+    answer = found(snapshot_of(jobs, anchors), anchors, unable=[jobs[0].key])
+    assert (leaving(answer), answer[1].first) == (["8", "7"], jobs[1].key)
+    large = replace(jobs[0], request=replace(jobs[0].request, worker=CPU * 5))
+    assert found(snapshot_of([large, *jobs[1:]], anchors), anchors)[1].first == jobs[1].key
+
+
+def test_those_that_were_put_back_come_when_no_job_lacks_tasks_and_there_is_room() -> None:
+    jobs, anchors = jobs_with_anchors(["n1", "n1", "n1", "n2", "n2"])
+    waiting = tuple(replace(job, state=JobState.SUBMITTED) for job in jobs[1:])
+    for job in waiting:
+        anchors[job.key] = structs.replace(anchors[job.key], state=RmJobState.PENDING, node="", postponed=True)
+    running = replace(jobs[0], state=JobState.RUNNING)
+    away = {job.key: Postponement(0.0, "because") for job in waiting}
+    snapshot = snapshot_of([running], anchors)
+
+    def returning(**more: object) -> list[str]:
+        given = {"submitted": waiting, "postponed": away, **more}
+        return [key.id for key, _ in found(snapshot, anchors, **given)[0].returning]  # type: ignore[arg-type]
+
+    # Seven CPUs are free, and each takes three.
+    assert returning() == ["2", "3"]
+    assert returning(others_wait=True) == []
+    assert returning(postponed={}) == []
+    # One is on its way.
+    anchors[jobs[4].key] = structs.replace(anchors[jobs[4].key], postponed=False)
+    assert returning() == []
+    # Not within two minutes.
+    anchors[jobs[4].key] = structs.replace(anchors[jobs[4].key], postponed=True)
+    assert [
+        key.id
+        for key, _ in found(replace(snapshot, at=1100.0), anchors, submitted=waiting, postponed=away)[0].returning
+    ] == []
+
+
+def test_tasks_above_a_minimum_size_leave_anyway_so_no_coordinator_does() -> None:
+    jobs, anchors = jobs_with_anchors(["n1", "n1", "n1", "n1"])
+    runs = replace(jobs[0], state=JobState.RUNNING)
+    tasks = tuple(
+        Task(job=runs.key, id=f"worker-{number}", role=Role.WORKER, node="n2", demand=CPU, state=TaskState.CONFIRMED)
+        for number in range(4)
+    )
+    floors = ((runs.key, runs.request.min_size),)
+    assert leaving(found(snapshot_of([runs, *jobs[1:]], anchors, tasks, floors=floors), anchors)) == []
+    assert leaving(found(snapshot_of([runs, *jobs[1:]], anchors, tasks), anchors)) == ["4", "3"]
