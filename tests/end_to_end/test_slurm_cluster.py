@@ -325,6 +325,27 @@ def test_a_job_that_gets_no_room_in_a_queue_that_never_empties_waits_for_its_tur
     assert daemon.job(job).digest == static_digest()
 
 
+@pytest.mark.timeout(900)
+def test_all_jobs_of_an_array_end_whose_coordinators_fill_the_cluster(
+    cluster: SlurmCluster, alice: User, daemon: DaemonProcess
+) -> None:
+    """On two nodes of eight CPUs each: 22 coordinators, of which Slurm starts 16."""
+    (alice.home / "train.py").write_text(WORKER.read_text())
+    text = script(daemon, "--optimizer", "momentum", directives="#DL2 max_workers=2 max_ps=1")
+    text = text.replace("worker=cpu:2", "worker=cpu:1")
+    array = cluster.submit_as(alice, text, "--array=1-22", "--exclude=n3,n4")
+    ids = {f"{array}_{number}" for number in range(1, 23)}
+
+    def last_runs() -> dict[str, JobState]:
+        found = sorted(daemon.store.jobs(live=False), key=lambda job: job.key.submitted)
+        return {job.key.id: job.state for job in found if job.key.id in ids}
+
+    daemon.wait_until(
+        lambda: Counter(last_runs().values()) == {JobState.FINISHED: len(ids)}, "all have trained", timeout=800
+    )
+    assert any("coordinators without tasks held the room" in job.end_reason for job in daemon.store.jobs(live=False))
+
+
 def job_with_checkpoint(
     cluster: SlurmCluster, alice: User, daemon: DaemonProcess, gate: Path, folder: str
 ) -> tuple[str, JobKey]:

@@ -1027,3 +1027,41 @@ def test_a_suspended_task_says_so(real: Real, manager: SlurmManager) -> None:
         real.cluster.run("scontrol", command, job)
         found = wait_for(real, manager, job, RmJobState.RUNNING)
         assert (found.not_executing, found.reason) == (command == "suspend", reason)
+
+
+def test_a_postponed_anchor_waits_for_its_time_and_starts_by_itself(real: Real, manager: SlurmManager) -> None:
+    array = real.cluster.submit_as(real.alice, ANCHOR, "--array=1-2", "--cpus-per-task=1", "--mem=100")
+
+    def anchor(number: int) -> RmJob:
+        return next(job for job in manager.listing().jobs if job.shown_id == f"{array}_{number}")
+
+    def running(number: int) -> bool:
+        found = manager.listing().jobs
+        return any(job.shown_id == f"{array}_{number}" and job.state is RmJobState.RUNNING for job in found)
+
+    real.cluster.wait_until(lambda: running(1) and running(2), "both run")
+    before = anchor(1)
+    assert before.held == Resources.of(cpu=1, memory=100)
+    manager.postpone(before.identity, 3600)
+    real.cluster.wait_until(lambda: anchor(1).state is RmJobState.PENDING, "it waits")
+    waits = anchor(1)
+    assert (waits.handle, waits.postponed, waits.reason, waits.requeues) == (before.handle, True, "BeginTime", 1)
+    assert waits.submitted > before.submitted
+    assert waits.held == before.held
+    assert running(2)
+    # By an identity that is none any more nothing happens.
+    with pytest.raises(NotFound):
+        manager.postpone(before.identity, 7200)
+    manager.postpone(waits.identity, 0)
+    real.cluster.wait_until(lambda: running(1), "it runs again", timeout=200)
+    real.cluster.run("scancel", array)
+
+
+def test_an_anchor_that_may_not_be_requeued_is_not_postponed(real: Real, manager: SlurmManager) -> None:
+    handle = real.cluster.submit_as(real.alice, ANCHOR, "--no-requeue", "--cpus-per-task=1", "--mem=100")
+    job = wait_for(real, manager, handle, RmJobState.RUNNING)
+    with pytest.raises(ResourceManagerError) as raised:
+        manager.postpone(job.identity, 600)
+    assert not isinstance(raised.value, Unavailable)
+    assert listed(manager, handle).state is RmJobState.RUNNING
+    real.cluster.run("scancel", handle)
