@@ -68,6 +68,7 @@ from dl2d_slurm.cluster_check.configuration_advice import (
     options_advice,
     partition_advice,
     priorities_advice,
+    unsuitable_options_advice,
 )
 from dl2d_slurm.cluster_check.unsupported_limits import limits_advice
 from dl2d_slurm.settings import SlurmSettings
@@ -351,6 +352,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield from _watched(settings, f"{item}.watch", parsed.watch)
                 if problem := munge_socket_problem(parsed):
                     yield Finding(f"{item}.munge_socket", False, problem)
+                for each in unsuitable_options_advice(parsed):
+                    yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)
                 backend, why = chosen_backend(parsed, os.geteuid())
                 yield Finding("slurm backend", True, f"{backend}: {why}")
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]

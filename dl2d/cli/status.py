@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
@@ -29,9 +30,10 @@ from dl2d.cli.output import (
 )
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
+from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.job_views import MAX_LISTED, JobStatus, StatusView, TaskStatus
-from dl2d.core.jobs import JobState
+from dl2d.core.jobs import JobKey, JobState
 from pslite.job.printable_text import printable
 
 _DAY = 86_400.0
@@ -114,7 +116,7 @@ def status(
             print_text(canary_sentence(*canary))
         lines = _lines(seen, newest=newest)
         if lines:
-            print_tables(*_tables(lines, seen.tasks, time.time()))
+            print_tables(*_tables(lines, seen, time.time()))
             if job is not None:
                 of_tasks = remark_on_tasks(line.task for line in seen.tasks if line.task is not None)
                 for remark in filter(None, (remark_on(lines[0].job), of_tasks)):
@@ -164,7 +166,7 @@ def _watch(look: Callable[[], StatusView], health: Callable[[], DaemonHealth], s
                 seen = look()
                 grid = Table.grid()
                 grid.add_row(Text(printable(_health_line(health()))))
-                for part in _tables(_lines(seen, newest=newest), seen.tasks, time.time()):
+                for part in _tables(_lines(seen, newest=newest), seen, time.time()):
                     grid.add_row(part)
                 live.update(grid, refresh=True)
                 time.sleep(seconds)
@@ -172,11 +174,21 @@ def _watch(look: Callable[[], StatusView], health: Callable[[], DaemonHealth], s
             return
 
 
-def _tables(lines: Sequence[JobStatus], tasks: Sequence[TaskStatus], now: float) -> list[Table]:
-    parts = [table(_HEADINGS, (_row(line, now) for line in lines), dispensable=_DISPENSABLE)]
-    if tasks:
-        parts.append(table(_TASK_HEADINGS, (_task_row(line, now) for line in tasks)))
+def _tables(lines: Sequence[JobStatus], seen: StatusView, now: float) -> list[Table]:
+    suspended = _suspended(seen)
+    rows = (_row(line, now, suspended.get(line.job.key, "")) for line in lines)
+    parts = [table(_HEADINGS, rows, dispensable=_DISPENSABLE)]
+    if seen.tasks:
+        parts.append(table(_TASK_HEADINGS, (_task_row(line, now) for line in seen.tasks)))
     return parts
+
+
+def _suspended(seen: StatusView) -> dict[JobKey, str]:
+    """How many tasks of each listed job do not execute, of jobs that have such."""
+    of_job: dict[JobKey, list[Task]] = defaultdict(list)
+    for task in seen.tasks_of_suspended:
+        of_job[task.job].append(task)
+    return {key: remark_on_tasks(tasks) for key, tasks in of_job.items()}
 
 
 def _task_row(line: TaskStatus, now: float) -> tuple[str, ...]:
@@ -200,7 +212,7 @@ def _size(mebibytes: float | None) -> str:
     return f"{mebibytes:.0f}M" if mebibytes < 1024 else f"{mebibytes / 1024:.1f}G"
 
 
-def _row(line: JobStatus, now: float) -> tuple[str | Text, ...]:
+def _row(line: JobStatus, now: float, suspended: str) -> tuple[str | Text, ...]:
     job, progress, decided = line.job, line.job.progress, line.decided
     ended = job.state.ended
     return (
@@ -215,7 +227,7 @@ def _row(line: JobStatus, now: float) -> tuple[str | Text, ...]:
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),
-        why_of(line),
+        "; ".join(filter(None, (suspended, why_of(line)))),
     )
 
 
@@ -225,12 +237,15 @@ def arrow(now: int, decided: int | None) -> str:
 
 
 def _as_json(seen: StatusView, *, newest: bool, with_tasks: bool) -> dict[str, object]:
+    suspended = _suspended(seen)
     shown: dict[str, object] = {
         "at": time.time(),
         "slot": seen.slot,
         "mode": str(seen.mode),
         "store_bytes": seen.store_bytes,
-        "jobs": [job_json(line) for line in _lines(seen, newest=newest)],
+        "jobs": [
+            job_json(line) | {"suspended": suspended.get(line.job.key) or None} for line in _lines(seen, newest=newest)
+        ],
     }
     if with_tasks:
         shown["tasks"] = [_task_json(line) for line in seen.tasks]

@@ -151,11 +151,14 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``."""
+        """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``, where tasks leave
+        for it; ``room kept for`` it where none does.
+        """
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if not self.user:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        return f"room made for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
+        made = "made" if self.leaving else "kept"
+        return f"room {made} for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
 
 
 #: Id of a job's anchor in its tag, where tasks have theirs.

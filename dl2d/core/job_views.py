@@ -51,6 +51,8 @@ class StatusView:
     left_out: int = 0
     #: Those that have not ended, and those that failed.
     tasks: tuple[TaskStatus, ...] = ()
+    #: Where no job was asked for: tasks of jobs of which some hold their resources and do not execute.
+    tasks_of_suspended: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

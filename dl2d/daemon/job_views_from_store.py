@@ -84,12 +84,14 @@ class StoreViews:
             last = store.last_decisions([each.key for each in jobs if not each.state.ended])
             decided = {key: self._seen(each) for key, each in last.items()}
             tasks: tuple[TaskStatus, ...] = ()
+            listed = {each.key for each in jobs}
+            of_suspended = tuple(task for task in store.tasks_of_suspended() if task.job in listed)
         else:
             chosen = self.find(job)
             jobs, total = (chosen,), 1
             newest = () if chosen.state.ended else store.decisions(chosen.key, limit=1)
             decided = {each.decided.job: self._seen(each.decided) for each in newest}
-            tasks = self._tasks(chosen.key)
+            tasks, of_suspended = self._tasks(chosen.key), ()
         changes = store.mode_changes(limit=1)
         return StatusView(
             slot=store.last_slot_number(),
@@ -98,6 +100,7 @@ class StoreViews:
             jobs=tuple(JobStatus(each, decided.get(each.key)) for each in jobs),
             left_out=total - len(jobs),
             tasks=tasks,
+            tasks_of_suspended=of_suspended,
         )
 
     def _tasks(self, key: JobKey) -> tuple[TaskStatus, ...]:
@@ -255,5 +258,7 @@ def _own_reason(reason: Reason, user: str) -> Reason:
         jobs = [job for job, name in claimants if name == user]
         others = " and others" if len(jobs) < len(claimants) else ""
         text = f"room made for your job {', '.join(jobs)}{others}" if jobs else text
+    if reason.constraint is Constraint.CLAIM and "room made for" not in reason.text:
+        text = text.replace("room made for", "room kept for")
     missing = "; ".join(map(str, reason.shortfalls))
     return replace(reason, text=f"{text} ({missing})" if missing else text)

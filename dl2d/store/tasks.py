@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import Task, TaskState, submit_order
+from dl2d.core.cluster import NOT_EXECUTING, Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources
@@ -159,6 +159,14 @@ class SqlTasks(StoreTables):
             number = select(JobRow.number).where(JobRow.slug == job.slug)
             query = query.where(TaskRow.job_number == number.scalar_subquery())
         with self._database.reading("listing tasks") as connection:
+            return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+
+    def tasks_of_suspended(self) -> tuple[Task, ...]:
+        """Live tasks of jobs of which a task holds its resources and does not execute."""
+        live = TaskRow.ended_at.is_(None)
+        suspended = select(TaskRow.job_number).where(live, TaskRow.note.startswith(NOT_EXECUTING, autoescape=True))
+        query = _tasks().where(live, TaskRow.job_number.in_(suspended))
+        with self._database.reading("listing suspended tasks") as connection:
             return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:

@@ -116,9 +116,14 @@ def test_which_tasks_do_not_execute_is_shown(dl2d: Dl2d, recorded: Recorded):
     says = "2 of its 4 workers hold resources and do not execute: suspended by Slurm since 2026-11-30 10:04:05 UTC"
     for command in ("status", "why"):
         assert says not in dl2d(command, "second", "-c", recorded.config).out
+    assert "hold resources" not in dl2d("status", "-c", recorded.config).out
     recorded.world.store.change_tasks(changes, 1.0)
     for command in ("status", "why"):
         assert says in dl2d(command, "second", "-c", recorded.config).out
+    # In the list, too.
+    assert says in line_of(dl2d("status", "-c", recorded.config).out, "second")
+    shown = dl2d("status", "--json", "-c", recorded.config).json["jobs"]
+    assert [(job["id"], job["suspended"]) for job in shown] == [("1", None), ("2", says), ("3", None)]
 
 
 def test_control_characters_in_what_a_resource_manager_says_of_a_job_are_escaped(dl2d: Dl2d, recorded: Recorded):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dl2d.core.errors import ConfigError
+from dl2d_slurm.cluster_check.configuration_advice import unsuitable_options_advice
 from dl2d_slurm.manager import create
 from dl2d_slurm.settings import SlurmSettings
 
@@ -76,3 +77,29 @@ def test_slurmrestd_is_not_called_without_tls(address: str) -> None:
         ConfigError, match=r"slurmrestd: http:// would show the daemon's token .*; use https:// or unix:/"
     ):
         SlurmSettings.parse({"slurmrestd": address})
+
+
+@pytest.mark.parametrize(
+    ("option", "says", "wrong"),
+    [
+        ("--hold", "no task starts before somebody releases it", True),
+        ("--ho", "no task starts before somebody releases it", True),
+        ("--begin=tomorrow", "so none may ever start", True),
+        ("--dependency=afterok:17", "so none may ever start", True),
+        ("--deadline=now+1minute", "Slurm ends or removes tasks at that time", False),
+        ("--exclusive", "it gets a whole node, which dl2d does not count", False),
+        ("--exclusive=user", "it gets a whole node", False),
+        ("--container=/x", "dl2-run starts in it", False),
+        ("--priority=9", "tasks come before jobs of others", False),
+        ("--reservation=ml", "", False),
+        ("--exclude=n1", "", False),
+        ("--constraint=a100", "", False),
+        ("--hint=nomultithread", "", False),
+    ],
+)
+def test_options_that_do_not_suit_tasks_are_named(option: str, says: str, wrong: bool) -> None:
+    found = list(unsuitable_options_advice(SlurmSettings.parse({"sbatch_options": [option]})))
+    assert [(each.item, says in each.text, each.wrong) for each in found] == (
+        [("resource_manager.slurm.sbatch_options", True, wrong)] if says else []
+    )
+    assert all(option in each.text for each in found)

@@ -26,6 +26,22 @@ _PRIORITY_BASIC: Final = "priority/basic"
 _SUSPENDING: Final = frozenset({"SUSPEND", "GANG"})
 
 
+_NOT_IN_TIME: Final = "tasks that do not start within jobs.start_seconds are withdrawn, so none may ever start"
+#: Options that sbatch takes and that do not suit tasks: why, and whether no job can train with them.
+_UNSUITABLE: Final[Mapping[str, tuple[str, bool]]] = {
+    "--hold": ("no task starts before somebody releases it", True),
+    "--begin": (_NOT_IN_TIME, True),
+    "--dependency": (_NOT_IN_TIME, True),
+    "--deadline": ("Slurm ends or removes tasks at that time, whatever is left of their jobs", False),
+    "--exclusive": (
+        "it gets a whole node, which dl2d does not count; have the partition give those (OverSubscribe=EXCLUSIVE)",
+        False,
+    ),
+    "--container": ("dl2-run starts in it, where neither dl2d's file nor munge may be", False),
+    "--priority": ("tasks come before jobs of others, or after all, whatever the site's priorities say", False),
+}
+
+
 class Advice(NamedTuple):
     """What is wrong with a setting or with Slurm's configuration, and what to do."""
 
@@ -95,6 +111,18 @@ def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Ite
             f"PreemptMode has SUSPEND or GANG in {some_of(suspending)}: suspended tasks stand still, and a job without "
             "checkpoints may lose its work; let jobs write checkpoints, or set PreemptMode=OFF for these",
         )
+
+
+def unsuitable_options_advice(settings: SlurmSettings) -> Iterator[Advice]:
+    """Options of ``sbatch_options`` that sbatch takes and that do not suit tasks; sbatch takes beginnings of names."""
+    for option in settings.sbatch_options:
+        name = option.partition("=")[0]
+        for unsuitable, (why, wrong) in _UNSUITABLE.items():
+            if unsuitable.startswith(name):
+                yield Advice(
+                    "resource_manager.slurm.sbatch_options", f"{option} holds for each task: {why}; leave it out", wrong
+                )
+                break
 
 
 def options_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Advice | None:

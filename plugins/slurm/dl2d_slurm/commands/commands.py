@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from dl2d.core.errors import Denied, NotFound, Rejected, ResourceManagerError, Unavailable
-from dl2d_slurm.commands.rpc_rate import RpcRate, is_overloaded
+from dl2d_slurm.commands.rpc_rate import OVERLOADED, RpcRate, is_overloaded
 
 log = structlog.get_logger(__name__)
 
@@ -91,7 +91,7 @@ class Commands:
             The command is not installed or cannot be run, or did not end in time.
         """
         limit = self._time_limit if seconds is None else seconds
-        begin, overloaded = self._rate.begins(argv), False
+        begin, overloaded, why = self._rate.begins(argv), False, OVERLOADED
         try:
             done = subprocess.run(
                 argv,
@@ -113,14 +113,16 @@ class Commands:
             raise Unavailable(f"{argv[0]} cannot be run", said=str(error)) from None
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
+            late = f"{argv[0]} did not answer within {limit:g} s"
             overloaded = overloaded_if_late or is_overloaded(said)
-            raise Unavailable(f"{argv[0]} did not answer within {limit:g} s", said=_short(said)) from None
+            why = OVERLOADED if is_overloaded(said) else late
+            raise Unavailable(late, said=_short(said)) from None
         else:
             # A rate-limited command retries and exits 0; its message still counts as an overload.
             stderr = done.stderr.decode("utf-8", "replace")
             overloaded = is_overloaded(stderr)
         finally:
-            self._rate.ended(argv[0], begin, overloaded=overloaded)
+            self._rate.ended(argv[0], begin, overloaded=overloaded, why=why)
         if done.returncode == 0 and stderr.strip():
             log.debug("noise", command=argv[0], said=_short(stderr))
         return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), stderr)

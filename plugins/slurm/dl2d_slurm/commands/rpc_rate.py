@@ -57,6 +57,10 @@ _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 5.0, 60.0
 _CALM_SECONDS: Final = 60.0
 
 
+#: How it shows that slurmctld has too much to do, where it says so.
+OVERLOADED: Final = "Slurm is overloaded or limits the rate of RPCs"
+
+
 @dataclass(slots=True, eq=False)
 class _Activity:
     """A registration or a listing, for which a thread sends RPCs."""
@@ -107,7 +111,7 @@ class RpcRate:
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._overloads = self._overloads_in_a_row = 0
-        self._paused_until = -math.inf
+        self._paused_until, self._pause_reason = -math.inf, ""
 
     def begins(self, argv: Sequence[str]) -> float:
         """Count a command that begins; returns when that is, by the timer."""
@@ -124,8 +128,8 @@ class RpcRate:
             self._sent.append(_Sent(now, rpcs, command, activity))
             return now
 
-    def ended(self, command: str, begin: float, *, overloaded: bool) -> None:
-        """Note that a command that began then has ended, and whether slurmctld had too much to do."""
+    def ended(self, command: str, begin: float, *, overloaded: bool, why: str = OVERLOADED) -> None:
+        """Note that a command that began then has ended, and whether and by what slurmctld had too much to do."""
         with self._lock:
             now = self._timer()
             self._seconds[command] += now - begin
@@ -138,9 +142,8 @@ class RpcRate:
                 self._overloads_in_a_row = 0
             self._overloads_in_a_row += 1
             pause = doubled(_PAUSE_SECONDS, self._overloads_in_a_row, _MAX_PAUSE_SECONDS)
-            self._paused_until = now + pause
-        log.warning("Slurm is overloaded or limits the rate of RPCs: starts, registrations and listings wait",
-                    seconds=pause)  # fmt: skip
+            self._paused_until, self._pause_reason = now + pause, why
+        log.warning("starts, registrations and listings wait", why=why, seconds=pause)
 
     def start_allowance(self) -> StartAllowance:
         """How many tasks may be submitted now."""
@@ -206,7 +209,8 @@ class RpcRate:
 
     def _pause(self) -> str:
         left = self._paused_until - self._timer()
-        return f"Slurm is overloaded or limits the rate of RPCs; asked again in {left:.0f} s" if left > 0 else ""
+        # Rounded up: 0 s would be no wait.
+        return f"{self._pause_reason}; asked again in {math.ceil(left)} s" if left > 0 else ""
 
     @contextmanager
     def _until_end(self) -> Iterator[None]:
