@@ -40,6 +40,8 @@ MAX_FIRST_SECONDS: Final = 3600.0
 _MAX_DOUBLINGS: Final = 5
 #: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
 _MIN_QUEUED_SECONDS: Final = 130.0
+#: Maximum number of kinds of jobs for which it is tried in a tick whether coordinators may leave for them.
+_MAX_KINDS: Final = 16
 #: Maximum number of coordinators of which it is tried whether they may stay although later ones leave.
 _MAX_TRIED: Final = 64
 
@@ -113,11 +115,18 @@ def find_postponements(
         if job.key not in with_tasks and job.key not in history.refused and job.key not in postponed
         if _may_leave(job, anchors.get(job.key))
     ]
+    may_use = snapshot.may_use()
+    examined = set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
     for job in lacking:
         lacks = job.request.min_size.beyond(held[job.key])
         due = now - since[job.key] >= wait_seconds and job.key not in unable and lacks != NOTHING
         if not due or limits.blocked(job, lacks) is not None:
             continue
+        # Of equal jobs the first has the most coordinators behind it.
+        alike = job.request.worker, job.request.ps, lacks, may_use.get(job.key)
+        if alike in examined or len(examined) == _MAX_KINDS:
+            continue
+        examined.add(alike)
         is_first = job.key == first
         if room.fits(job, lacks):
             if is_first:  # what was given up for it, or is being given up, is free or about to be
@@ -193,6 +202,7 @@ class _Room:
             leaves = anchor.state is RmJobState.ENDING or key in postponed
             if leaves and anchor.state.holds_resources and anchor.node:
                 self._free.setdefault(anchor.node, []).append(anchor.held)
+        self._as_it_is: Packing | None = None
 
     def _packing(self, leaving: Sequence[Job] = ()) -> Packing:
         """The room, also without the coordinators of these jobs."""
@@ -205,7 +215,10 @@ class _Room:
 
     def fits(self, job: Job, size: Allocation, leaving: Sequence[Job] = ()) -> bool:
         """Whether there is room for tasks of a job, also without the coordinators of ``leaving``."""
-        return self._packing(leaving).fits(job, size)
+        if leaving:
+            return self._packing(leaving).fits(job, size)
+        self._as_it_is = self._as_it_is or self._packing()
+        return self._as_it_is.fits(job, size)
 
     def least_leaving(self, job: Job, size: Allocation, idle: Sequence[Job], *, more: int) -> list[Job]:
         """The first of the jobs ``idle`` whose coordinators leave so that tasks of a job have room; none if all would
