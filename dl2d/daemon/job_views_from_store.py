@@ -33,7 +33,7 @@ _MAX_COMPARED = 200
 _OWN_TEXTS: Final = frozenset(
     {
         Constraint.SATISFIED, Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF,
-        Constraint.OBSERVED,
+        Constraint.OBSERVED, Constraint.SILENT,
     }
 )  # fmt: skip
 _OTHER_TEXTS: Final = {
@@ -43,7 +43,6 @@ _OTHER_TEXTS: Final = {
     Constraint.QUEUE: "other jobs are served first",
     Constraint.CLAIM: "room made for a job of the resource manager",
     Constraint.FLOOR: "keeps its minimum size",
-    Constraint.SILENT: "keeps its allocation until its coordinator calls again",
     Constraint.FALLBACK: "the policy failed, and the fallback decided",
     Constraint.OUT_OF_RANGE: "the input is out of the range of the policy's training, and the fallback decided",
 }

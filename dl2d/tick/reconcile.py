@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, ANCHOR_NOT_EXECUTING, Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.jobs import Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState, Postponement
@@ -414,7 +414,7 @@ def _cause_of_silence(
     if anchor is not None and anchor.state is RmJobState.ENDING:
         return "the resource manager is ending its anchor"
     if anchor is not None and anchor.not_executing:
-        return "its anchor is suspended, or its nodes are being prepared"
+        return ANCHOR_NOT_EXECUTING
     if tag in calling_unlisted:
         return "the resource manager does not list its anchor, whose coordinator still reports"
     return "" if job.key in calling else "its coordinator is silent"

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import ClaimedNodes, SharedLimit, Snapshot
+from dl2d.core.cluster import ANCHOR_NOT_EXECUTING, ClaimedNodes, SharedLimit, Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
@@ -210,7 +210,7 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
 def _limits_of_silent(entry: JobDecision, job: Job, at: float, cause: str) -> _JobLimits:
     held = entry.previous
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
-    if entry.allocation != held:
+    if entry.allocation != held or cause == ANCHOR_NOT_EXECUTING:
         text = f"{cause} (last report {at - job.progress.at:.0f} s ago): allocation unchanged meanwhile"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found

@@ -1425,13 +1425,14 @@ def test_a_job_whose_anchor_is_suspended_gets_no_tasks_and_avoids_no_nodes(world
     before = {task.id for task in world.tasks(key)}
     anchor = next(job for job in world.manager.live() if job.handle == world.job(key).anchor)
     world.manager.put(structs.replace(anchor, not_executing=True), ())
-    world.tick()
+    says = "its anchor is suspended, or its nodes are being prepared ("
+    assert reason(world.tick(), key).binding_reason.text.startswith(says)
     for task in world.tasks(key):  # they hear nothing of their coordinator
         world.manager.end(task.handle, RmJobState.FAILED, "FAILED, exit status 1")
     for _ in range(5):
         report = world.tick()
     assert not world.tasks(key)
-    assert reason(report, key).guarded[0].text.startswith("its anchor is suspended, or its nodes are being prepared (")
+    assert reason(report, key).guarded[0].text.startswith(says)
     assert not world.store.guard_state().avoided_nodes
     world.manager.put(anchor, ())
     world.settle()
