@@ -40,6 +40,8 @@ MAX_FIRST_SECONDS: Final = 3600.0
 _MAX_DOUBLINGS: Final = 5
 #: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
 _MIN_QUEUED_SECONDS: Final = 130.0
+#: Maximum number of coordinators that leave in a tick because as many as a job needs were not enough.
+_MAX_DOUBLED: Final = 32
 #: Maximum number of kinds of jobs for which it is tried in a tick whether coordinators may leave for them.
 _MAX_KINDS: Final = 16
 #: Maximum number of coordinators of which it is tried whether they may stay although later ones leave.
@@ -222,7 +224,8 @@ class _Room:
 
     def least_leaving(self, job: Job, size: Allocation, idle: Sequence[Job], *, more: int) -> list[Job]:
         """The first of the jobs ``idle`` whose coordinators leave so that tasks of a job have room; none if all would
-        not do. Of the ``more``-th time it is done, at least 2 to the power of that.
+        not do. ``more``: how often it was done for that job before; then at least 2 to the power of that leave, up to
+        ``_MAX_DOUBLED``.
         """
         nodes = self._may_use.get(job.key)
         usable = [each for each in idle if nodes is None or self._anchors[each.key].node in nodes]
@@ -233,7 +236,7 @@ class _Room:
             middle = (low + high) // 2
             low, high = (low, middle) if self.fits(job, size, usable[:middle]) else (middle, high)
         if more:
-            return usable[: max(high, 2**more)]
+            return usable[: max(high, min(2**more, _MAX_DOUBLED))]
         leaving = usable[:high]
         for each in leaving[:-1][::-1][:_MAX_TRIED]:
             others = [other for other in leaving if other is not each]
