@@ -154,13 +154,13 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def text(self) -> str:
         """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``, where tasks leave
-        for it; ``room kept for`` it where none does.
+        for it; ``free room is kept for`` it where none does.
         """
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if not self.user:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        made = "made" if self.leaving else "kept"
-        return f"room {made} for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
+        what = "room made" if self.leaving else "free room is kept"
+        return f"{what} for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
 
 
 #: Id of a job's anchor in its tag, where tasks have theirs.

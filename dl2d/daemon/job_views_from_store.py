@@ -258,6 +258,6 @@ def _own_reason(reason: Reason, user: str) -> Reason:
         others = " and others" if len(jobs) < len(claimants) else ""
         text = f"room made for your job {', '.join(jobs)}{others}" if jobs else text
     if reason.constraint is Constraint.CLAIM and "room made for" not in reason.text:
-        text = text.replace("room made for", "room kept for")
+        text = text.replace("room made for", "free room is kept for")
     missing = "; ".join(map(str, reason.shortfalls))
     return replace(reason, text=f"{text} ({missing})" if missing else text)

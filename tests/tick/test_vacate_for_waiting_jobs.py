@@ -218,9 +218,10 @@ def test_planned_nodes_are_vacated_first(world: World) -> None:
     report = five_ticks(world)
     (claimed,) = report.snapshot.claims
     assert claimed.nodes == ("n2", "n4")
-    assert claimed.text == "room kept for job 812 of bob (priority 9000) on 2 nodes: n2, n4"
+    assert claimed.text == "free room is kept for job 812 of bob (priority 9000) on 2 nodes: n2, n4"
     assert (
-        msgspec.structs.replace(claimed, priority=4294901743).text == "room kept for job 812 of bob on 2 nodes: n2, n4"
+        msgspec.structs.replace(claimed, priority=4294901743).text
+        == "free room is kept for job 812 of bob on 2 nodes: n2, n4"
     )
     assert world.nodes_of(job) == {"n1", "n3"}
 
