@@ -279,7 +279,8 @@ def test_an_ordinary_job_beside_the_first_one_on_slurm(head: SystemdMachine) -> 
     assert re.search("room (made|is kept) for your job", as_alice(head, why))
     head.wait_until(lambda: slurm_state("rigid") == "COMPLETED", "the ordinary job ends", timeout=120)
     # Whether it grows again depends on the speeds that it has measured meanwhile.
-    head.wait_until(lambda: "for your job" not in as_alice(head, why), "the next decision can give it room", timeout=400)
+    can_grow = "the next decision can give it room"
+    head.wait_until(lambda: "for your job" not in as_alice(head, why), can_grow, timeout=400)
     assert digits(head)[0] == "running"
     (job_id,) = (each["id"] for each in json.loads(as_alice(head, "dl2d status --json"))["jobs"])
     as_alice(head, f"scancel {job_id}")
