@@ -168,13 +168,17 @@ def _may_leave(job: Job, anchor: RmJob | None) -> bool:
 def _leaving(
     jobs: Sequence[Job], first: Job, anchors: Mapping[JobKey, RmJob], at: float, wait_seconds: float
 ) -> Postponements:
-    reason = (
-        f"coordinators without tasks held the room that job {first.key.id} ({first.request.name}) needed to begin, and "
-        "this was one of the latest"
-    )
     return Postponements(
-        tuple((job, anchors[job.key], Postponement(at, reason)) for job in jobs),
+        tuple((job, anchors[job.key], Postponement(at, _reason(job, first))) for job in jobs),
         tuple(2 * wait_seconds * 2 ** min(anchors[job.key].requeues, _MAX_DOUBLINGS) for job in jobs),
+    )
+
+
+def _reason(job: Job, first: Job) -> str:
+    """Why a job's coordinator leaves, for its user, to whom jobs of others are not named."""
+    name = f"job {first.key.id} ({first.request.name})" if first.owner.user == job.owner.user else "another user's job"
+    return (
+        f"coordinators without tasks held the room that {name} needed to begin, and this was one of the latest of them"
     )
 
 

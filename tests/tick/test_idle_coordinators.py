@@ -138,7 +138,8 @@ def test_a_job_that_was_put_back_says_why_and_health_counts_it(crowd: Crowd) -> 
     # Two are enough for a worker and a parameter server.
     assert [handle for handle, _ in crowd.asked] == ["8", "7"]
     assert {seconds for _, seconds in crowd.asked} == {2 * WAIT}
-    reason = "coordinators without tasks held the room that job 1 (job) needed to begin, and this was one of the latest"
+    reason = "coordinators without tasks held the room that job 1 (job) needed to begin, and this was "
+    reason += "one of the latest of them"
     before = JobKey("test", "8", 1_000_000)
     # They get no tasks meanwhile.
     assert before in report.snapshot.silent
@@ -249,6 +250,15 @@ def test_the_latest_leave_after_the_time_and_no_more_than_needed() -> None:
     assert leaving(found(snapshot_of(jobs[:-1], dict(list(anchors.items())[:-1])), anchors)) == ["7"]
     # Two are: nobody leaves, and the job begins.
     assert leaving(found(snapshot_of(jobs[:-2], dict(list(anchors.items())[:-2])), anchors)) == []
+
+
+def test_a_job_of_another_user_is_not_named() -> None:
+    jobs, anchors = jobs_with_anchors(FULL)
+    jobs[0] = replace(jobs[0], owner=replace(jobs[0].owner, user="bob"))
+    reasons = {why.reason for _, _, why in found(snapshot_of(jobs, anchors), anchors)[0].leaving}
+    assert {reason.partition(" needed")[0] for reason in reasons} == {
+        "coordinators without tasks held the room that another user's job"
+    }
 
 
 def test_nobody_leaves_for_a_job_while_others_leave_and_twice_as_many_if_the_room_is_lost() -> None:
