@@ -90,7 +90,8 @@ def find_postponements(
     postponed
         Jobs whose coordinators were put back (``GuardState.postponed``).
     unable
-        Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts.
+        Jobs of which no task would start: their coordinators are silent, they wait after failed attempts, or they are
+        held back.
     others_wait
         Whether jobs that are not dl2d's wait for room.
     wait_seconds

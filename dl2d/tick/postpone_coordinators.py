@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import structlog
@@ -16,12 +17,12 @@ log = structlog.get_logger()
 
 
 def postpone_coordinators(
-    context: Context, reconciled: Reconciled, history: IdleHistory, now: float
+    context: Context, reconciled: Reconciled, history: IdleHistory, held_back: Collection[JobKey], now: float
 ) -> tuple[Reconciled, IdleHistory]:
     """Have idle coordinators leave or come back; returns what is so after that, and the next history.
 
-    What the resource manager refuses is not asked for again. Where it does not answer, the tick goes on without it, and
-    a later one asks.
+    None leaves for jobs that are ``held_back`` (``long_waiting_jobs``). What the resource manager refuses is not asked
+    for again. Where it does not answer, the tick goes on without it, and a later one asks.
     """
     postpone, guard_state = context.postpone, reconciled.guard_state
     if postpone is None or reconciled.listing.incomplete:
@@ -29,7 +30,7 @@ def postpone_coordinators(
     found, history = find_postponements(
         reconciled.snapshot, [job for job in reconciled.jobs.values() if job.state is JobState.SUBMITTED],
         reconciled.anchors, history, postponed=guard_state.postponed, placement=context.deciders.placement,
-        unable=(reconciled.silent.keys() - reconciled.starting) | reconciled.backing_off,
+        unable=(reconciled.silent.keys() - reconciled.starting) | reconciled.backing_off | set(held_back),
         others_wait=any(not claim.standing and not claim.is_task for claim in reconciled.listing.claims),
         wait_seconds=context.timeouts.queue_seconds + context.slot_seconds, now=now,
     )  # fmt: skip
@@ -38,8 +39,8 @@ def postpone_coordinators(
     # Before the resource manager is asked: its answer may be lost.
     noted = {job.key: why for job, _, why in found.leaving}
     guard_state = replace(guard_state, postponed={**guard_state.postponed, **noted})
-    context.store.keep_guard_state(guard_state)
     context.store.check_lease()
+    context.store.keep_guard_state(guard_state)
     requests = [
         *((job.key, anchor, seconds) for (job, anchor, _), seconds in zip(found.leaving, found.seconds, strict=True)),
         *((key, anchor, 0.0) for key, anchor in found.returning),

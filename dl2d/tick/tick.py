@@ -64,7 +64,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     reconciled = reconcile(context, state, observed, begin)
     idle_history = state.idle_history
     if mode.acts:
-        reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, begin)
+        held_back_before = frozenset() if state.slot_decision is None else jobs_held_back(state.slot_decision.in_force)
+        reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, held_back_before, begin)
     incomplete, silent = observed.listing.incomplete, reconciled.silent
 
     # Vacate nodes, and make room in limits, for jobs of others
