@@ -14,7 +14,7 @@ from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Credit, Reward, Settings
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.inference_network import Network, chosen
-from dl2d.policies.dl2_paper.observation import Observations
+from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.dl2_paper_sizing import Masks, Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
@@ -244,17 +244,20 @@ class Score:
         return min(self.greedy, self.sampled)
 
 
-def score(library: Library, settings: Settings, policy: Network, *, seed: int) -> Score:
+def score(library: Library, encoding: ObservationEncoding, policy: Network, *, most_slots: int, seed: int) -> Score:
     """Mean completion times over a library's workloads, greedy and sampled. Equal seeds give equal draws."""
     count, rng = len(library.ids), np.random.default_rng([seed, 1])
     everywhere = np.arange(2 * count)
     clusters = Clusters(library, 2 * count)
     clusters.reset(everywhere, np.tile(np.arange(count), 2), [np.random.default_rng(0) for _ in everywhere])
-    windows = _windows(clusters, settings)
+    windows = Windows(
+        clusters, encoding.window, first_bundles=encoding.first_bundles, extras=encoding.extras,
+        remaining_times=encoding.remaining_times,
+    )  # fmt: skip
     windows.begin(everywhere)
     windows.refresh()
     noise = np.zeros((2 * count, 3 * windows.jobs + 1))
-    while len(alive := np.flatnonzero(~clusters.over & (clusters.played < settings.most_slots))):
+    while len(alive := np.flatnonzero(~clusters.over & (clusters.played < most_slots))):
         noise[count:] = rng.gumbel(size=noise[count:].shape)
         windows.step(chosen(policy(windows.observation()), windows.mask(), noise), alive)
         windows.refresh()

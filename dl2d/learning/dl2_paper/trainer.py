@@ -315,14 +315,8 @@ class _Training:
     ) -> Score:
         """Score the policy, or another network with an encoding of its own; keep its checkpoint if it is the best."""
         net, encoding = net or self.learner.policy, encoding or self.encoding
-        settings = replace(
-            self._settings,
-            first_bundles=encoding.first_bundles,
-            extras=encoding.extras,
-            remaining_times=encoding.remaining_times,
-            window=encoding.window,
-        )
-        found = score(self._validation, settings, for_acting(net), seed=self._seed)
+        most_slots = self._settings.most_slots
+        found = score(self._validation, encoding, for_acting(net), most_slots=most_slots, seed=self._seed)
         entry = {"phase": phase, "round": done, "greedy": found.greedy, "sampled": found.sampled,
                  "decisions": self.decisions}  # fmt: skip
         self._history.append({key: value for key, value in entry.items() if value != float("inf")})
