@@ -30,8 +30,9 @@ _OTHER_KINDS = 8
 NO_NODES: Final = "it has no nodes"
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
 _REPLACE_SECONDS: Final = 300.0
-#: Time limits are in whole minutes: tasks and anchors whose limits differ by less end together.
-_SAME_END_SECONDS: Final = 120.0
+#: Tasks and anchors whose limits differ by less end together: a manager may have to end tasks before their anchor, to
+#: the minute, for its scheduler to start them before a job that it plans for the anchor's end.
+_SAME_END_SECONDS: Final = 420.0
 
 
 @dataclass(frozen=True, slots=True)

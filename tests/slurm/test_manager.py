@@ -252,17 +252,23 @@ def test_a_limit_of_the_qos_of_a_job_or_its_partition_is_that_of_jobs_with_both(
 @pytest.mark.parametrize(
     ("left", "settings", "minutes"),
     [
-        (1790, {}, 30),
-        (1800, {}, 30),
+        (1790, {}, 28),
+        (1800, {}, 28),
+        (300, {}, 3),
+        (130, {}, 1),
+        (50, {}, 1),
         (-5, {}, 1),
         (1790, {"time_limit": "20"}, 20),
-        (1790, {"time_limit": "0-10:00"}, 30),
+        (1790, {"time_limit": "0-10:00"}, 28),
         (1790, {"time_limit": "00020"}, 20),
         (7190, {}, 100),
     ],
-    ids=["rounded", "whole", "over", "setting", "longer setting", "long number", "partition"],
+    ids=[
+        *("rounded", "whole", "short", "shorter", "less than a minute", "over", "setting", "longer setting"),
+        *("long number", "partition"),
+    ],
 )
-def test_a_task_has_what_is_left_of_its_anchors_time(
+def test_a_task_has_what_is_left_of_its_anchors_time_but_ends_some_minutes_before_it(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, left: int, settings: dict[str, object], minutes: int
 ) -> None:
     slurm.answer("squeue", rows=[job_row(12, EndTime=int(clock.now) + left)])
@@ -313,7 +319,7 @@ def test_a_task_goes_to_a_partition_that_has_its_node(slurm: FakeSlurm, manager_
     [
         (90, "", "short,day,long"),
         (120, "", "short,day,long"),
-        (121, "", "day,long"),
+        (123, "", "day,long"),
         (10_080, "", "long"),
         (99_999, "", "long"),
         (99_999, "5:00:00", "day,long"),

@@ -44,6 +44,7 @@ FOREVER = "while :; do sleep 0.1; done"
 DEAF = f"trap '' TERM; touch deaf; {FOREVER}"
 MEMORY = Resources.of(memory=1e9)
 ONE_CPU = replace(REQUEST, max_workers=16, min_ps=0, max_ps=0, ps=NO_RESOURCES, architecture=Architecture.ALLREDUCE)
+FOREVER_SCRIPT = f"#!/bin/sh\n{FOREVER}\n"
 ANCHOR = "#!/bin/sh\n#DL2 model=resnet-50 epochs=3\nsleep 600\n"
 
 
@@ -181,7 +182,8 @@ def test_tasks_have_what_the_user_gave_to_sbatch_for_the_anchor(real: Real, mana
     task = msgspec.structs.replace(alices(real, FOREVER), job=JobKey("lab", anchor, 1), owner=owner)
     handle = manager.submit(task)
     shown = real.cluster.run("scontrol", "show", "job", handle).stdout
-    for words in ("TimeLimit=00:30:00", "Partition=small", "Nice=7", "ExcNodeList=n[2,4]"):
+    assert re.search(r" TimeLimit=00:2[78]:00 ", shown)
+    for words in ("Partition=small", "Nice=7", "ExcNodeList=n[2,4]"):
         assert f"{words} " in f"{shown} ".replace("\n", " ")
     with pytest.raises(ResourceManagerError, match="Invalid node name"):
         manager.submit(msgspec.structs.replace(task, node="n2"))
@@ -263,6 +265,27 @@ def test_tasks_of_users_of_a_magnetic_reservation_run_in_it_and_elsewhere(real: 
         real.cluster.run("scancel", *real.cluster.running())
         real.cluster.wait_until(lambda: not real.cluster.running(), "all jobs are gone")
         real.cluster.run("scontrol", "delete", "reservationname=mag")
+
+
+def test_tasks_start_before_a_job_that_slurm_plans_for_the_end_of_their_anchor(
+    real: Real, manager: SlurmManager
+) -> None:
+    """It waits for all CPUs of all nodes, so for those of the anchor, too; backfill starts only what ends before."""
+    anchor = real.cluster.submit_as(real.alice, ANCHOR, "--time=20", "--gres=gpu:0", "--mem=50")
+    ends = wait_for(real, manager, anchor, RmJobState.RUNNING).time_limit_at
+    whole = (f"--nodes={len(real.cluster.nodes)}", f"--cpus-per-task={real.cluster.cpus}", "--time=5", "--mem=50")
+    rigid = real.cluster.submit_as(real.bob, FOREVER_SCRIPT, *whole)
+    planned = ("squeue", "--noheader", f"--jobs={rigid}", "--Format=StartTime")
+    real.cluster.wait_until(lambda: real.cluster.run(*planned).stdout.strip() not in ("", "N/A"), "it is planned")
+    assert listed(manager, rigid).state is RmJobState.PENDING
+    tasks = [
+        msgspec.structs.replace(alices(real, FOREVER, node=node, name=name), job=JobKey("lab", anchor, 1))
+        for name, node in (("worker-0", "n1"), ("worker-1", "n3"), ("ps-0", ""))
+    ]
+    for handle in [manager.submit(task) for task in tasks]:
+        started = wait_for(real, manager, handle, RmJobState.RUNNING)
+        assert ends - 180 <= started.time_limit_at <= ends
+    assert listed(manager, rigid).state is RmJobState.PENDING
 
 
 #: Words of ``scontrol show job`` and variables of batch scripts that differ between any two jobs, ...

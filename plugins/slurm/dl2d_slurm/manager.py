@@ -425,8 +425,10 @@ class SlurmManager:
         # What is left of its anchor's, where that is known.
         anchor_ends = inherited.ends or (math.inf if inherited.unlimited else 0)
         most = self._max_seconds_by_job.get(task.job.id, self._max_task_seconds)
+        now = self._clock()
+        backfill_seconds = self._allocation_rules.at(now, ask=False).backfill_seconds
         time_limit = (
-            task_time_limit(anchor_ends, self._clock(), most, names, self._partitions)
+            task_time_limit(anchor_ends, now, most, names, self._partitions, backfill_seconds)
             if anchor_ends
             else self._settings.time_limit
         )

@@ -166,3 +166,9 @@ def test_answers_that_cannot_be_read_say_nothing(text: str) -> None:
     rules = AllocationRules.of(text, text, text)
     assert rules.given("gpu", ["n1"], 0) is None
     assert not rules.gives_whole_nodes("gpu")
+
+
+def test_to_how_many_seconds_backfill_rounds_times() -> None:
+    assert AllocationRules.of(CONFIG, PARTITION, THREADS).backfill_seconds == 60
+    given = config(SchedulerParameters="bf_interval=2,bf_resolution=300")
+    assert AllocationRules.of(given, PARTITION, THREADS).backfill_seconds == 300

@@ -132,6 +132,8 @@ class AllocationRules:
     memory_counts: bool = True
     memory_of_asked_cpus: bool = False
     all_cpus_for_memory: bool = False
+    #: To how many seconds the backfill scheduler rounds the times for which it plans (``bf_resolution``).
+    backfill_seconds: int = 60
 
     @classmethod
     def of(cls, config: str, partitions: str, nodes: str) -> AllocationRules:
@@ -160,6 +162,7 @@ class AllocationRules:
             frozenset(whole.findall(partitions)), memory, max_cpus, units,
             memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
             all_cpus_for_memory=_release(settings.get("SLURM_VERSION", "")) >= _ALL_CPUS_FOR_MEMORY,
+            backfill_seconds=_amount(_pairs(settings.get("SchedulerParameters", "")), "bf_resolution") or 60,
         )  # fmt: skip
 
     def gives_whole_nodes(self, partitions: str) -> bool:

@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+#: How long a task may wait for the backfill scheduler, which runs every 30 seconds unless it has much to do.
+_START_SECONDS: Final = 60.0
+#: Maximum ``bf_resolution`` that is taken into account. Tasks would end too long before their anchor.
+_MAX_BACKFILL_SECONDS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +61,25 @@ def partitions_that_allow(
 
 
 def task_time_limit(
-    anchor_ends: float, now: float, most: float, names: Iterable[str], partitions: Mapping[str, Partition]
+    anchor_ends: float,
+    now: float,
+    most: float,
+    names: Iterable[str],
+    partitions: Mapping[str, Partition],
+    backfill_seconds: int = 60,
 ) -> str:
-    """``--time`` of a task job, in minutes, as Slurm counts it: what is left of its anchor's, rounded up.
+    """``--time`` of a task job in minutes: what is left of its anchor's, less what backfill needs to start it.
 
-    So a task does not end before its anchor, unless it may not have more than ``most`` seconds, or all of its
-    partitions ``names`` have a smaller limit. ``anchor_ends`` is infinite for an anchor without a time limit.
+    For a job that waits for the anchor's room, Slurm plans the nodes from the anchor's end on, rounded down to
+    ``backfill_seconds`` (``bf_resolution``), and its backfill scheduler starts nothing there that ends later. So tasks
+    end some minutes before their anchor, but have at least half of what is left, and a minute.
+
+    No task has more than ``most`` seconds, or more than all of its partitions ``names`` allow. ``anchor_ends`` is
+    infinite for an anchor without a time limit.
     """
-    maximum = min(largest_limit(names, partitions), most)
-    # Slurm takes whole minutes: a maximum is rounded down.
-    limits = ((max(anchor_ends - now, 0.0), math.ceil), (maximum, math.floor))
-    minutes = [rounded(seconds / 60) for seconds, rounded in limits if not math.isinf(seconds)]
-    return str(max(1, min(minutes))) if minutes else "UNLIMITED"
+    seconds = min(largest_limit(names, partitions), most)
+    if not math.isinf(anchor_ends):
+        step = max(min(backfill_seconds, _MAX_BACKFILL_SECONDS), 1)
+        seconds = min(seconds, max(anchor_ends // step * step - now - _START_SECONDS, (anchor_ends - now) / 2))
+    # Slurm takes whole minutes.
+    return "UNLIMITED" if math.isinf(seconds) else str(max(1, math.floor(seconds / 60)))
