@@ -503,6 +503,13 @@ def test_limits_that_dl2d_does_not_ask_for(
     whole = "GrpTRES=node of account lab, GrpTRESMins of account lab, GrpWall of QOS long"
     assert said.startswith(f"Slurm limits the number of nodes or the minutes ({whole}") is warns
     assert bool(said) is warns
+    few = records.replace("GrpWall=N", "GrpJobs=4(2) GrpWall=N").replace("MaxJobsPU=N(1)", "MaxJobsPU=8(1)")
+    many = few.replace("=4(2)", "=17(2)").replace("=8(1)", "=17(1)")
+    for text, warns_of_jobs in ((few, warns), (many, False)):
+        slurm.answer("scontrol", stdout=values, **{"--oneliner": {"stdout": text}})
+        said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm limits", "")
+        of_jobs = "Slurm limits the number of running jobs (GrpJobs=4 of account lab, MaxJobsPU=8 of QOS long): "
+        assert (of_jobs in said) is warns_of_jobs
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What ``dl2d check`` advises where Slurm enforces limits that dl2d does not ask for: those of nodes and of minutes."""
+"""What ``dl2d check`` advises on limits that Slurm enforces: those of nodes and minutes, and of few running jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ _NOT_ASKED_FOR: Final = re.compile(
     r"(?<=[\s{])(?:(?P<of_nodes>GrpTRES|MaxTRESP[UA])=(?:[^\s}]*,)?node=\d"
     r"|(?P<of_minutes>GrpTRESMins|GrpTRESRunMins)=(?:[^\s}]*,)?[^\s,=}]+=\d|(?P<of_time>GrpWall)=\d)"
 )
+#: Limits on the number of running jobs, in which coordinators and tasks count.
+_OF_JOBS: Final = re.compile(r"(?<=[\s{])(GrpJobs|MaxJobsP[UA])=(\d+)")
+#: Up to which number they are named: so many coordinators may well run at once, and leave nothing to tasks.
+_FEW_JOBS: Final = 16
 #: Whose record a line is: a QOS, or an account with or without a user.
 _RECORD: Final = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=([^\s(]*))")
 
 
 def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised where Slurm enforces limits that dl2d does not ask for; "" for nothing, or if Slurm does not say.
+    """What is advised on limits that Slurm enforces; "" for nothing, or if Slurm does not say.
 
     ``environ`` has PATH and, perhaps, SLURM_CONF.
     """
@@ -34,23 +38,44 @@ def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
     try:
         answer = commands.run(*ASK_LIMITS)
         found = list(dict.fromkeys(_not_asked_for(answer.stdout)))
-        if answer.status != 0 or not found or not enforces_limits(commands.run("scontrol", "show", "config").stdout):
+        few = list(dict.fromkeys(_of_few_jobs(answer.stdout)))
+        if answer.status != 0 or not found + few:
+            return ""
+        if not enforces_limits(commands.run("scontrol", "show", "config").stdout):
             return ""
     except ResourceManagerError:
         return ""
-    return (
+    of_nodes = (
         f"Slurm limits the number of nodes or the minutes ({some_of(found)}): dl2d does not read these limits, so "
         "elastic jobs grow until one of their tasks waits for one; limit cpu or gres/gpu (GrpTRES) instead, if that is "
         "not wanted"
     )
+    of_jobs = (
+        f"Slurm limits the number of running jobs ({some_of(few)}): coordinators and tasks of elastic jobs count, "
+        "so as many coordinators leave nothing to tasks; limit coordinators by a partition of their own instead "
+        "(docs/slurm.md, many elastic jobs at once)"
+    )
+    return "; ".join(text for text, of in ((of_nodes, found), (of_jobs, few)) if of)
 
 
-def _not_asked_for(text: str) -> Iterator[str]:
+def _records(text: str) -> Iterator[tuple[str, str]]:
+    """Whose record each line is, and the line."""
     for line in text.split("\n"):
         if (record := _RECORD.match(line)) is None:
             continue
         qos, account, user = record.groups()
-        whose = f"QOS {qos}" if qos else f"user {user} in account {account}" if user else f"account {account}"
+        yield (f"QOS {qos}" if qos else f"user {user} in account {account}" if user else f"account {account}"), line
+
+
+def _of_few_jobs(text: str) -> Iterator[str]:
+    for whose, line in _records(text):
+        for name, number in _OF_JOBS.findall(line):
+            if int(number) <= _FEW_JOBS:
+                yield f"{name}={number} of {whose}"
+
+
+def _not_asked_for(text: str) -> Iterator[str]:
+    for whose, line in _records(text):
         for match in _NOT_ASKED_FOR.finditer(line):
             name = f"{match['of_nodes']}=node" if match["of_nodes"] else match["of_minutes"] or match["of_time"]
             yield f"{name} of {whose}"
