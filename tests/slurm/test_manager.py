@@ -17,6 +17,8 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.commands.commands import TokenBucket
 
 TOKEN = "5ec4e7" * 10
+#: No user has it.
+UNKNOWN_UID = 2_000_000_017
 OWNER_ROW: dict[str, object] = {
     "JobID": 12,
     "State": "RUNNING",
@@ -1060,6 +1062,44 @@ def test_a_job_that_does_not_run_or_is_another_users_is_not_authenticated(
     authentication.answer("squeue", rows=[{**OWNER_ROW, **row}])
     with pytest.raises(kind):
         manager_on(cluster="fake").authenticate("12", CREDENTIAL)
+
+
+@pytest.mark.parametrize("name", ["nobody", "1001"])
+def test_a_job_whose_user_the_name_service_does_not_know_registers_later(
+    authentication: FakeSlurm, manager_on: Managers, name: str
+) -> None:
+    """For this uid squeue then writes another user's name, or the number."""
+    authentication.answer("squeue", rows=[{**OWNER_ROW, "UserName": name, "UserID": UNKNOWN_UID}])
+    authentication.answer("unmunge", stdout=GOOD.replace("1001", str(UNKNOWN_UID)))
+    manager = manager_on(cluster="fake")
+    with pytest.raises(Unavailable, match=f"does not know user {UNKNOWN_UID}"):
+        manager.authenticate("12", CREDENTIAL)
+    authentication.answer("squeue", rows=[{**OWNER_ROW, "UserID": UNKNOWN_UID}])
+    assert manager.authenticate("12", CREDENTIAL).owner.user == "alice"
+
+
+@pytest.mark.parametrize("name", ["nobody", "1001"])
+def test_jobs_and_tasks_keep_their_users_while_the_name_service_does_not_know_them(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, name: str
+) -> None:
+    tag, new = "dl2:fake.12.1795253932:worker-1", "dl2:fake.12.1795253932:worker-2"
+    tasks = [live_task("13", tag), live_task("14", new)]
+    rows = [job_row(12), job_row(13, Comment=tag)]
+    slurm.answer("squeue", rows=rows)
+    manager = manager_on()
+    assert manager.listing(tasks=tasks).remarks == ()
+    rows = [*rows, job_row(14, Comment=new), job_row(15)]
+    slurm.answer("squeue", rows=[{**row, "UserName": name} for row in rows])
+    for _ in range(2):
+        clock.now += 10
+        listing = manager.listing(tasks=tasks)
+        assert [(job.handle, job.user, job.tag) for job in listing.jobs] == [
+            ("12", "alice", ""), ("13", "alice", tag), ("14", "alice", new), ("15", name, ""),
+        ]  # fmt: skip
+        assert len(listing.remarks) == 1
+        assert listing.incomplete == ()
+    manager.stop([job.identity for job in listing.jobs[:3]], 0)
+    assert slurm.calls("scancel")[-1].argv[-3:] == ["12", "13", "14"]
 
 
 def test_whose_a_job_is_does_not_follow_from_the_answer_to_another_user(

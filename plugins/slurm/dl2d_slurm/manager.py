@@ -31,6 +31,7 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.cluster_check.reachability_probe_job import probe
+from dl2d_slurm.commands.command_output_values import may_be_unknown
 from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_terminator
 from dl2d_slurm.commands.commands import (
     Commands,
@@ -156,6 +157,8 @@ class SlurmManager:
         self._capacities: Mapping[str, Resources] = {}
         #: Options of each job that had not ended in the last listing, by the id that users know.
         self._options_by_job: Mapping[str, AnchorOptions] = {}
+        #: Users of its jobs whom the name service knew then or before, by handle and submit time.
+        self._known_users: Mapping[tuple[str, int], str] = {}
         #: Whether a part of that listing could not be read, so that there may be others.
         self._options_missing = False
         self._partitions: Mapping[str, Partition] = {}
@@ -344,8 +347,10 @@ class SlurmManager:
         self._capacities = {node.name: node.capacity for node in nodes.nodes}
         jobs = parse_jobs(
             of_jobs, terminator, fields=fields, rules=rules, sharing=self._settings.sharing, partition=partition,
-            tasks=self._tasks, capacities=self._capacities,
+            tasks=self._tasks, capacities=self._capacities, known_users=self._known_users,
         )  # fmt: skip
+        users = {(job.handle, job.submitted): job.user for job in jobs.jobs if not may_be_unknown(job.user)}
+        self._known_users = {**self._known_users, **users} if jobs.unreadable else users
         # Options of jobs whose records were unreadable are kept: another thread may be starting their tasks.
         self._options_missing = bool(jobs.unreadable)
         self._options_by_job = {**self._options_by_job, **jobs.options} if jobs.unreadable else jobs.options

@@ -12,6 +12,7 @@ from dl2d_slurm.commands.command_output_values import (
     EXCLUSIVE_PARTITION,
     LINEAR,
     exclusive_kind,
+    is_known,
     owner_of,
     timestamp,
     value_or_empty,
@@ -114,6 +115,11 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
         raise Unavailable(f"squeue shows no numeric user and group id of job {rm_id}")
     if owner.uid != uid:
         raise not_found
+    if not is_known(owner):
+        # Its tasks and its end would be those of a user called nobody for as long as it lives.
+        raise Unavailable(
+            f"the name service of the daemon's machine does not know user {uid}, who submitted job {rm_id}"
+        )
     state, _ = job_state(found["State"], placed=True)
     if state.ended:
         raise NotFound(f"Slurm job {rm_id} has ended ({found['State']})")

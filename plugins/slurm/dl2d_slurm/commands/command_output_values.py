@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 import sys
 from collections.abc import Mapping
@@ -59,6 +60,21 @@ def owner_of(record: Mapping[str, str]) -> Owner | None:
         partition=name_or_empty(record["Partition"]),
         qos=name_or_empty(record["QOS"]),
     )
+
+
+def may_be_unknown(user: str) -> bool:
+    """Whether a user's name is what squeue writes where the name service does not know a uid: nobody, or the uid."""
+    return user == "nobody" or user.isdecimal()
+
+
+def is_known(owner: Owner) -> bool:
+    """Whether the name service knew the owner of a job when squeue was asked."""
+    if not may_be_unknown(owner.user):
+        return True
+    try:
+        return pwd.getpwuid(owner.uid).pw_name == owner.user
+    except (KeyError, OverflowError):
+        return False
 
 
 def time_span(days: str | None, *parts: str | None) -> int:

@@ -20,6 +20,7 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import (
     count,
     hosts,
+    may_be_unknown,
     name_or_empty,
     node_count,
     parse_gres,
@@ -153,13 +154,15 @@ def parse_jobs(
     partition: str = "",
     tasks: Mapping[str, Task] = MappingProxyType({}),
     capacities: Mapping[str, Resources] = MappingProxyType({}),
+    known_users: Mapping[tuple[str, int], str] = MappingProxyType({}),
 ) -> Jobs:
     """Read squeue's answer. What cannot be read is left out and reported in ``unreadable``.
 
     ``rules`` say which jobs are static jobs; then ``fields`` are ``watched_fields()``. ``sharing`` says to whom elastic
     jobs yield. ``partition`` is that of the settings. ``tasks`` are dl2d's live tasks by handle, or by tag where they
     have no handle yet: they have their tags, whatever their users have made of their comments. ``capacities`` are those
-    of nodes: they say of which type the GPUs are that a job holds.
+    of nodes: they say of which type the GPUs are that a job holds. ``known_users`` are those of earlier listings, by
+    handle and submit time: they hold for jobs whose users the name service does not know at this moment.
     """
     listed: list[_Listed] = []
     unreadable: list[str] = []
@@ -170,6 +173,7 @@ def parse_jobs(
             unreadable.append(f"squeue: no state or submit time of job {record['JobID']}: {str(record)[:200]!r}")
         else:
             listed.append(_listed(record, rules, sharing, partition, tasks, capacities))
+    listed = _with_known_users(listed, known_users)
     jobs = tuple(_without_forged_tags(each.job for each in listed))
     tagged = {job.handle for job in jobs if parse_tag(job.tag) is not None}
     waiting = _waiting(listed)
@@ -234,6 +238,32 @@ def _listed(
     return _Listed(record, job, placed, room, of_nodes, task, options)
 
 
+def _with_known_users(listed: Sequence[_Listed], known: Mapping[tuple[str, int], str]) -> list[_Listed]:
+    """The jobs; those of users whom the name service does not know have the user of earlier listings.
+
+    Tasks that were never listed have that of their anchor.
+    """
+
+    def with_user(each: _Listed, user: str) -> _Listed:
+        return dataclasses.replace(each, job=replace(each.job, user=user))
+
+    if not any(may_be_unknown(each.job.user) for each in listed):
+        return list(listed)
+    found = [
+        with_user(each, known.get((each.job.handle, each.job.submitted), each.job.user))
+        if may_be_unknown(each.job.user)
+        else each
+        for each in listed
+    ]
+    users = {each.job.shown_id: each.job.user for each in found}
+    return [
+        with_user(each, users.get(each.task.job.id, each.job.user))
+        if each.task is not None and may_be_unknown(each.job.user)
+        else each
+        for each in found
+    ]
+
+
 def _ending(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
     """``Jobs.ending``."""
     for each in listed:
@@ -252,6 +282,8 @@ def _running(listed: Iterable[_Listed]) -> Iterator[tuple[str, Resources]]:
 
 def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
     """``Jobs.unknown``."""
+    if any(may_be_unknown(each.job.user) for each in listed):
+        yield "squeue: there are jobs of users whom this machine's name service does not know"
     for each in listed:
         job, state, reason = each.job, each.record["State"], each.record["Reason"]
         if not job_state(state, placed=bool(each.nodes))[1]:
@@ -480,18 +512,21 @@ def _exit(code: str) -> str:
     return f"exit status {ended}" if ended else ""
 
 
-def identities(found: Iterable[Mapping[str, str]]) -> dict[RmIdentity, str]:
+def identities(found: Iterable[Mapping[str, str]], asked: Iterable[RmIdentity] = ()) -> dict[RmIdentity, str]:
     """Ids that scancel takes for one job alone, by the jobs' identities without tags, from records.
 
     Users may change the tag at any time (``scontrol update comment=``), and the rest of an identity is unique. The last
-    task of a job array has the array's own id as its handle: with that, scancel ends all tasks.
+    task of a job array has the array's own id as its handle: with that, scancel ends all tasks. Where the name service
+    does not know a job's user, it has that of the job ``asked`` for with its id and submit time.
     """
-    return {
-        RmIdentity(record["JobID"], timestamp(record["SubmitTime"]), record["UserName"], ""): (
-            array_id(record) or record["JobID"]
-        )
-        for record in found
-    }
+    users = {(job.handle, job.submitted): job.user for job in asked}
+    ids = {}
+    for record in found:
+        handle, submitted, user = record["JobID"], timestamp(record["SubmitTime"]), record["UserName"]
+        if may_be_unknown(user):
+            user = users.get((handle, submitted), user)
+        ids[RmIdentity(handle, submitted, user, "")] = array_id(record) or handle
+    return ids
 
 
 def _tag(record: Mapping[str, str]) -> str:

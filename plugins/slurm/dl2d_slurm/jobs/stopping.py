@@ -183,7 +183,7 @@ class Stopper:
         if answer.status != 0 and not _OVER.search(answer.stderr):
             error = failure("cannot check the identity of jobs before they are stopped", answer)
             raise error if isinstance(error, Denied) else Unavailable(str(error))
-        ids = identities(found)
+        ids = identities(found, jobs)
         changed = [job.handle for job in jobs if job not in ids]
         if changed:
             log.info("not stopped: ended, or another job has the id now", handles=changed[:20], count=len(changed))
