@@ -1,20 +1,19 @@
-"""Idle coordinators: those that run without tasks give up their room where no job has any left to begin.
+"""Deadlock among idle coordinators: finds which coordinators without tasks go back into the queue so that one job has
+room for its tasks.
 
-Where users submit anchors themselves and these hold room, the resource manager starts as many as have room. If these
-are those of elastic jobs only, none has room for its tasks: all wait for one another, and for nothing that ever
-happens. So when a job has had no room for its minimum size for ``queue_seconds`` and a slot, but has it without some of
-the idle coordinators of later jobs, the latest of these are put back into the resource manager's queue. They lose no
-work, since they have not trained. (By that time a decision was made on the job, and its tasks wait in the queue, if
-there is one.)
+Where users submit anchors that hold resources, the resource manager may start so many that no job has room for its
+tasks. If a job has lacked its minimum size for ``queue_seconds`` plus one slot and would fit without some idle
+coordinators of later jobs, the latest of these are put back into the queue. They lose no work, since they have not
+trained. (By that time a decision was made on the job, and its tasks wait in the queue, if there is one.)
 
-- One job at a time is the ``first``: until it has its tasks, only its tasks wait in the queue, all together, so that
-  the room does not go to tasks of several jobs of which none can begin (``queued_tasks``). It may be the first for
-  ``MAX_FIRST_SECONDS``; after that another one has its turn.
+- One job at a time is the beneficiary: until it has its tasks, only its tasks wait in the queue, all together, so that
+  the room does not go to tasks of several jobs of which none can start (``queued_tasks``). It is the beneficiary for
+  ``MAX_BENEFICIARY_SECONDS`` at most; after that another job can be.
 - Other coordinators that wait may take the room before it. They are put back as soon as they are ready, and each time
   twice as many as the time before.
-- A coordinator that was put back does not start again before twice the above time, doubled with each further run, so
-  that in the end fewer come back than leave. The resource manager itself starts it then; no harm is done if dl2d has
-  ended meanwhile. When no job lacks tasks any more and there is room, it starts sooner.
+- A coordinator that was put back starts again after 2 x (``queue_seconds`` + slot) at the earliest, doubled with each
+  requeue, up to 32 times (5 doublings). The resource manager starts it then, also if dl2d has ended meanwhile. When no
+  job lacks tasks any more and there is room, it starts sooner.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
-#: For how long coordinators give up room to one job before another one has its turn.
-MAX_FIRST_SECONDS: Final = 3600.0
+#: Maximum time for which coordinators are put back for the same job.
+MAX_BENEFICIARY_SECONDS: Final = 3600.0
 #: Maximum number of times that the time until a coordinator starts again is doubled.
 _MAX_DOUBLINGS: Final = 5
 #: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
 _MIN_QUEUED_SECONDS: Final = 130.0
-#: Maximum number of coordinators that leave in a tick because as many as a job needs were not enough.
-_MAX_DOUBLED: Final = 32
-#: Maximum number of kinds of jobs for which it is tried in a tick whether coordinators may leave for them.
-_MAX_KINDS: Final = 16
-#: Maximum number of coordinators of which it is tried whether they may stay although later ones leave.
-_MAX_TRIED: Final = 64
+#: Maximum number of coordinators that one repeated round puts back.
+_MAX_PER_ROUND: Final = 32
+#: Maximum number of different job shapes examined per tick.
+_MAX_SHAPES: Final = 16
+#: Maximum number of chosen coordinators for which it is checked whether they can stay.
+_MAX_CHECKED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +53,34 @@ class IdleHistory:
 
     #: Since when each ready job has lacked tasks of its minimum size.
     lacking_since: Mapping[JobKey, float] = field(default_factory=dict)
-    #: The job for which idle coordinators leave, since when, and how often it was done; None for none.
-    first: JobKey | None = None
-    first_since: float = 0.0
+    #: Job for which coordinators are put back; None: no job.
+    beneficiary: JobKey | None = None
+    #: When it became that job.
+    beneficiary_since: float = 0.0
+    #: How many rounds were made for it.
     rounds: int = 0
     #: Jobs whose coordinators the resource manager does not put back.
     refused: frozenset[JobKey] = frozenset()
+    #: Job with which the next tick continues, if there were more shapes than it could examine; None: with the first.
+    continue_at: JobKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """An idle coordinator that goes back into the queue."""
+
+    job: Job
+    anchor: RmJob
+    #: In how many seconds it starts again at the earliest.
+    seconds: float
+    postponement: Postponement
 
 
 @dataclass(frozen=True, slots=True)
 class Postponements:
-    """What is to be done: anchors of idle coordinators that leave, and such that start again now."""
+    """Coordinators to put back into the queue, and anchors that were put back and may start again now."""
 
-    leaving: tuple[tuple[Job, RmJob, Postponement], ...] = ()
-    #: In how many seconds each of these starts at the earliest.
-    seconds: tuple[float, ...] = ()
+    leaving: tuple[PutBack, ...] = ()
     returning: tuple[tuple[JobKey, RmJob], ...] = ()
 
 
@@ -77,7 +89,7 @@ def find_postponements(
     postponed: Mapping[JobKey, Postponement], placement: Placement, unable: Collection[JobKey],
     others_wait: bool, wait_seconds: float, now: float,
 ) -> tuple[Postponements, IdleHistory]:  # fmt: skip
-    """Which idle coordinators leave or come back, and the next history. Pure.
+    """Which idle coordinators are put back or start again, and the next history. Pure.
 
     Parameters
     ----------
@@ -95,7 +107,7 @@ def find_postponements(
     others_wait
         Whether jobs that are not dl2d's wait for room.
     wait_seconds
-        How long a job lacks tasks of its minimum size before idle coordinators leave for it.
+        How long a job lacks tasks of its minimum size before idle coordinators are put back for it.
     now
         Seconds on a monotonic clock.
     """
@@ -104,9 +116,11 @@ def find_postponements(
     lacking = [job for job in ready if not begun.get(job.key, NOTHING).covers(job.request.min_size)]
     since = {job.key: history.lacking_since.get(job.key, now) for job in lacking}
     refused = history.refused & {job.key for job in (*ready, *submitted)}
-    first, first_since = history.first, history.first_since
-    if first is not None and now - first_since > MAX_FIRST_SECONDS:
-        since, first = since | {key: now for key in (first,) if key in since}, None
+    beneficiary = history.beneficiary
+    if beneficiary is not None and now - history.beneficiary_since > MAX_BENEFICIARY_SECONDS:
+        if beneficiary in since:
+            since[beneficiary] = now
+        beneficiary = None
     room = _Room(snapshot, anchors, postponed, placement)
     limits = LimitRoom(snapshot.limits)
     for job in snapshot.jobs:
@@ -120,35 +134,37 @@ def find_postponements(
     ]
     may_use = snapshot.may_use()
     examined = set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+    continue_at: JobKey | None = None
     for job in lacking:
+        is_beneficiary = job.key == beneficiary
+        if history.continue_at and not is_beneficiary and submit_order(job.key) < submit_order(history.continue_at):
+            continue
         lacks = job.request.min_size.beyond(held[job.key])
         due = now - since[job.key] >= wait_seconds and job.key not in unable and lacks != NOTHING
         if not due or limits.blocked(job, lacks) is not None:
             continue
-        # Of equal jobs the first has the most coordinators behind it.
-        alike = job.request.worker, job.request.ps, lacks, may_use.get(job.key)
-        if alike in examined or len(examined) == _MAX_KINDS:
+        # Of equal jobs the earliest has the most coordinators behind it.
+        shape = job.request.worker, job.request.ps, lacks, may_use.get(job.key)
+        if shape in examined:
             continue
-        examined.add(alike)
-        is_first = job.key == first
+        if len(examined) >= _MAX_SHAPES and not is_beneficiary:
+            continue_at = continue_at or job.key
+            continue
+        examined.add(shape)
         if room.fits(job, lacks):
-            if is_first:  # what was given up for it, or is being given up, is free or about to be
+            if is_beneficiary:  # what was given up for it, or is being given up, is free or about to be
                 return Postponements(), replace(history, lacking_since=since)
             continue
         later = [each for each in idle if submit_order(each.key) > submit_order(job.key)]
-        leaving = room.least_leaving(job, lacks, later[::-1], more=history.rounds if is_first else 0)
+        rounds, became = (history.rounds, history.beneficiary_since) if is_beneficiary else (0, now)
+        leaving = room.coordinators_to_put_back(job, lacks, later[::-1], rounds)
         if leaving:
-            return (
-                _leaving(leaving, job, anchors, snapshot.at, wait_seconds),
-                IdleHistory(
-                    since, job.key, first_since if is_first else now, history.rounds + 1 if is_first else 1,
-                    refused,
-                ),
-            )  # fmt: skip
-    next_history = IdleHistory(since, refused=refused)
+            found = tuple(_put_back(each, anchors[each.key], job, snapshot.at, wait_seconds) for each in leaving)
+            return Postponements(found), IdleHistory(since, job.key, became, rounds + 1, refused)
+    next_history = IdleHistory(since, refused=refused, continue_at=continue_at)
     if lacking or others_wait:
         return Postponements(), next_history
-    returning = room.returning([job for job in submitted if job.key in postponed and job.key not in refused], anchors)
+    returning = room.returning([job for job in submitted if job.key in postponed and job.key not in refused])
     return Postponements(returning=returning), next_history
 
 
@@ -166,20 +182,17 @@ def _may_leave(job: Job, anchor: RmJob | None) -> bool:
     return runs and bool(anchor.node) and bool(anchor.held.thousandths)
 
 
-def _leaving(
-    jobs: Sequence[Job], first: Job, anchors: Mapping[JobKey, RmJob], at: float, wait_seconds: float
-) -> Postponements:
-    return Postponements(
-        tuple((job, anchors[job.key], Postponement(at, _reason(job, first))) for job in jobs),
-        tuple(2 * wait_seconds * 2 ** min(anchors[job.key].requeues, _MAX_DOUBLINGS) for job in jobs),
-    )
+def _put_back(job: Job, anchor: RmJob, beneficiary: Job, at: float, wait_seconds: float) -> PutBack:
+    seconds = 2 * wait_seconds * 2 ** min(anchor.requeues, _MAX_DOUBLINGS)
+    return PutBack(job, anchor, seconds, Postponement(at, _reason(job, beneficiary)))
 
 
-def _reason(job: Job, first: Job) -> str:
-    """Why a job's coordinator leaves, for its user, to whom jobs of others are not named."""
-    name = f"job {first.key.id} ({first.request.name})" if first.owner.user == job.owner.user else "another user's job"
+def _reason(job: Job, beneficiary: Job) -> str:
+    """Why a job's coordinator is put back, for its user, to whom jobs of others are not named."""
+    own = beneficiary.owner.user == job.owner.user
+    name = f"job {beneficiary.key.id} ({beneficiary.request.name})" if own else "another user's job"
     return (
-        f"coordinators without tasks held the room that {name} needed to begin, and this was one of the latest of them"
+        f"coordinators without tasks held the room that {name} needed to start; this job was among those submitted last"
     )
 
 
@@ -227,10 +240,10 @@ class _Room:
         self._as_it_is = self._as_it_is or self._packing()
         return self._as_it_is.fits(job, size)
 
-    def least_leaving(self, job: Job, size: Allocation, idle: Sequence[Job], *, more: int) -> list[Job]:
-        """The first of the jobs ``idle`` whose coordinators leave so that tasks of a job have room; none if all would
-        not do. ``more``: how often it was done for that job before; then at least 2 to the power of that leave, up to
-        ``_MAX_DOUBLED``.
+    def coordinators_to_put_back(self, job: Job, size: Allocation, idle: Sequence[Job], rounds: int) -> list[Job]:
+        """Latest idle coordinators whose room is enough for ``size``; empty if all together are not enough.
+
+        In round n > 0 at least min(2^n, ``_MAX_PER_ROUND``). ``idle`` has the latest first.
         """
         nodes = self._may_use.get(job.key)
         usable = [each for each in idle if nodes is None or self._anchors[each.key].node in nodes]
@@ -240,20 +253,20 @@ class _Room:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.fits(job, size, usable[:middle]) else (middle, high)
-        if more:
-            return usable[: max(high, min(2**more, _MAX_DOUBLED))]
+        if rounds:
+            return usable[: max(high, min(2**rounds, _MAX_PER_ROUND))]
         leaving = usable[:high]
-        for each in leaving[:-1][::-1][:_MAX_TRIED]:
+        for each in leaving[:-1][::-1][:_MAX_CHECKED]:
             others = [other for other in leaving if other is not each]
             leaving = others if self.fits(job, size, others) else leaving
         return leaving
 
-    def returning(self, jobs: Sequence[Job], anchors: Mapping[JobKey, RmJob]) -> tuple[tuple[JobKey, RmJob], ...]:
+    def returning(self, jobs: Sequence[Job]) -> tuple[tuple[JobKey, RmJob], ...]:
         """The anchors of those of the postponed jobs for which there is room with their minimum sizes, earliest first.
 
         None as long as one that starts again is on its way.
         """
-        waiting = [(job, anchors[job.key]) for job in jobs if job.key in anchors]
+        waiting = [(job, self._anchors[job.key]) for job in jobs if job.key in self._anchors]
         if any(not anchor.postponed for _, anchor in waiting):
             return ()
         packing, found = self._packing(), list[tuple[JobKey, RmJob]]()

@@ -84,7 +84,8 @@ def starting_jobs(jobs: Iterable[Job], tasks: Iterable[Task], history: QueueHist
 
 def queue_tasks(
     plan: Plan, snapshot: Snapshot, listing: RmListing, queued: Iterable[Task], history: QueueHistory, *,
-    placement: Placement, unable: Collection[JobKey], queue_seconds: float, now: float, first: JobKey | None = None,
+    placement: Placement, unable: Collection[JobKey], queue_seconds: float, now: float,
+    beneficiary: JobKey | None = None,
 ) -> tuple[Plan, QueueHistory]:  # fmt: skip
     """The plan with tasks that are queued (starts without a node) and withdrawn, and the next history.
 
@@ -100,14 +101,14 @@ def queue_tasks(
         How long a job lacks tasks while others wait before they are queued (``Timeouts.queue_seconds``).
     now
         Seconds on a monotonic clock.
-    first
-        The job for which idle coordinators leave (``idle_coordinators``), if there is one. Of jobs that may use the
-        same nodes and have no task that runs, only its tasks wait, all of them at once.
+    beneficiary
+        The job for which idle coordinators are put back (``idle_coordinators``), if there is one. Of jobs that may use
+        the same nodes and have no task that runs, only its tasks wait, all of them at once.
     """
     if listing.incomplete:
         return plan, history
     queued = sorted(queued, key=lambda task: task.number)
-    lacking = _Lacking(snapshot, listing, placement, first)
+    lacking = _Lacking(snapshot, listing, placement, beneficiary)
     jobs = [job for job in snapshot.jobs if not job.static and any(lacking.tasks[job.key])]
     others_at = {
         job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
@@ -117,9 +118,9 @@ def queue_tasks(
     held_since = {key: history.held_since.get(key, now) for key in held}
     given_up = _given_up(held_since, snapshot, now)
     room = lacking.limit_room()
-    behind_first = lacking.behind_first()
-    needed, stops = _still_needed(queued, lacking, snapshot, given_up, behind_first, room)
-    withdrawn = {stop.job for stop in stops} - behind_first
+    behind_beneficiary = lacking.behind_beneficiary()
+    needed, stops = _still_needed(queued, lacking, snapshot, given_up, behind_beneficiary, room)
+    withdrawn = {stop.job for stop in stops} - behind_beneficiary
     since = {key: at for key, at in since.items() if key not in withdrawn}
     have_queued = {task.job for task in needed}
     starting = {start.job for start in plan.starts}
@@ -129,15 +130,15 @@ def queue_tasks(
         for job in jobs
         if job.key in have_queued
         or job.key in history.queued
-        or now - since.get(job.key, math.inf) >= (0.0 if job.key == first else queue_seconds)
-        if not (job.key in unable or job.key in starting or job.key in given_up or job.key in behind_first)
+        or now - since.get(job.key, math.inf) >= (0.0 if job.key == beneficiary else queue_seconds)
+        if not (job.key in unable or job.key in starting or job.key in given_up or job.key in behind_beneficiary)
         if lacking.may_be_queued(job)
     ]
     starts = tuple(_starts(due, lacking, needed, room))
     if starts or stops:
         # The last starts are the replacements of moved tasks.
-        place = plan.first_replacement
-        all_starts = (*plan.starts[:place], *starts, *plan.starts[place:])
+        index = plan.first_replacement
+        all_starts = (*plan.starts[:index], *starts, *plan.starts[index:])
         plan = replace(plan, starts=all_starts, stops=(*plan.stops, *stops))
     known = {*history.queued, *(task.job for task in queued), *(start.job for start in starts)}
     have_tasks = {*have_queued, *(start.job for start in starts)}
@@ -166,13 +167,13 @@ def _still_needed(
     lacking: _Lacking,
     snapshot: Snapshot,
     given_up: Collection[JobKey],
-    behind_first: Collection[JobKey],
+    behind_beneficiary: Collection[JobKey],
     room: LimitRoom,
 ) -> tuple[list[Task], list[Stop]]:
     """The queued tasks that their jobs still lack and that have room in limits, and the stops of the others.
 
-    Of jobs that are ``given_up`` all tasks stop, and of those ``behind_first`` all that wait. ``room`` is then without
-    that of the needed ones.
+    Of jobs that are ``given_up`` all tasks stop, and of those ``behind_beneficiary`` all that wait. ``room`` is then
+    without that of the needed ones.
     """
     needed = list[Task]()
     stops = [Stop(task.job, task.id) for task in snapshot.tasks if task.job in given_up and task.state.wanted]
@@ -184,7 +185,7 @@ def _still_needed(
             needed.append(task)
             continue
         is_lacked = size.count(task.role) <= lacking.tasks[job.key].count(task.role)
-        leaves = job.key in given_up or job.key in behind_first
+        leaves = job.key in given_up or job.key in behind_beneficiary
         if leaves or not is_lacked or room.blocked(job, _one(task)) is not None:
             stops.append(Stop(task.job, task.id))
         else:
@@ -226,7 +227,9 @@ def _one(task: Task) -> Allocation:
 class _Lacking:
     """What jobs lack of their minimum sizes, and which have jobs of others waiting for the same nodes."""
 
-    def __init__(self, snapshot: Snapshot, listing: RmListing, placement: Placement, first: JobKey | None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, listing: RmListing, placement: Placement, beneficiary: JobKey | None
+    ) -> None:
         floors = dict(snapshot.floors)
         # Tasks that wait for room on a node may have lost it to others.
         begun = replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED))
@@ -236,10 +239,10 @@ class _Lacking:
             job.key: floors.get(job.key, job.request.min_size).beyond(self._begun[job.key]) for job in snapshot.jobs
         }
         for key, lacks in self.tasks.items():
-            if key not in floors and lacks.workers and key != first:
+            if key not in floors and lacks.workers and key != beneficiary:
                 self.tasks[key] = lacks._replace(ps=0)
         self._snapshot = snapshot
-        self._first = next((job for job in snapshot.jobs if job.key == first), None)
+        self._beneficiary = next((job for job in snapshot.jobs if job.key == beneficiary), None)
         self._training = floors.keys()
         self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
         self._empty = EmptyNodes(listing.nodes, placement)
@@ -252,15 +255,15 @@ class _Lacking:
         """Whether any task of a job has begun to run and is not to leave."""
         return self._begun[job.key] != NOTHING
 
-    def behind_first(self) -> frozenset[JobKey]:
-        """Jobs of which no task has begun to run, and that may use a node that the first may use."""
-        if self._first is None:
+    def behind_beneficiary(self) -> frozenset[JobKey]:
+        """Jobs of which no task has begun to run, and that may use a node that the beneficiary may use."""
+        if self._beneficiary is None:
             return frozenset()
-        nodes = self._may_use(self._first)
+        nodes = self._may_use(self._beneficiary)
         return frozenset(
             job.key
             for job in self._snapshot.jobs
-            if job.key != self._first.key and job.state is JobState.READY and not job.static and not self.has(job)
+            if job.key != self._beneficiary.key and job.state is JobState.READY and not job.static and not self.has(job)
             if not nodes.isdisjoint(self._may_use(job))
         )
 

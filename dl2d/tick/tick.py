@@ -132,8 +132,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     # Place and apply
     if mode.acts:
         plan, queue_history = _plan(
-            context, state, reconciled, snapshot, slot_decision.in_force, without_replacement, idle_history.first, begin
-        )
+            context, state, reconciled, snapshot, slot_decision.in_force, without_replacement,
+            idle_history.beneficiary, begin,
+        )  # fmt: skip
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
@@ -171,7 +172,7 @@ def _plan(
     snapshot: Snapshot,
     decision: Decision,
     without_replacement: Collection[TaskGroup],
-    first: JobKey | None,
+    beneficiary: JobKey | None,
     now: float,
 ) -> tuple[Plan, QueueHistory]:
     """The starts and stops that a decision needs, as far as limits allow them, and what is to be queued."""
@@ -188,7 +189,7 @@ def _plan(
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
             unable=(silent.keys() - reconciled.starting) | reconciled.backing_off | jobs_held_back(decision),
-            queue_seconds=context.timeouts.queue_seconds, first=first, now=now,
+            queue_seconds=context.timeouts.queue_seconds, beneficiary=beneficiary, now=now,
         )  # fmt: skip
     plan = within_limits(
         plan, snapshot, reconciled.owners, context.guard_rules, without_replacement, listing.growth_limits

@@ -470,6 +470,7 @@ def test_a_munge_socket_that_is_none_or_is_one(
         assert slurm_says({"partition": "gpu", "munge_socket": str(place)}) == []
 
 
+RECORDED = Path(__file__).parents[1] / "slurm" / "recorded"
 #: As Slurm 22.05 prints records, without the fields that do not matter.
 LIMITS = """\
 ClusterName=lab Account=lab UserName= Partition= GrpWall=N(0.00) GrpTRES=cpu=2(0),mem=N(0),node=4(1) \
@@ -485,7 +486,7 @@ Account Limits= lab={MaxJobsPA=N(1) MaxTRESPA=cpu=4(1),node=N(1)} User Limits= 7
     [
         ("associations,limits,qos", LIMITS, True),
         ("associations,qos", LIMITS, False),
-        ("associations,limits,qos", LIMITS.splitlines()[1], False),
+        ("associations,limits,qos", LIMITS.splitlines()[1].replace("MaxJobs=7", "MaxJobs=17"), False),
         ("none", "", False),
     ],
 )
@@ -508,8 +509,15 @@ def test_limits_that_dl2d_does_not_ask_for(
     for text, warns_of_jobs in ((few, warns), (many, False)):
         slurm.answer("scontrol", stdout=values, **{"--oneliner": {"stdout": text}})
         said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm limits", "")
-        of_jobs = "Slurm limits the number of running jobs (GrpJobs=4 of account lab, MaxJobsPU=8 of QOS long): "
+        of_jobs = "Slurm limits the number of running jobs (GrpJobs=4 of account lab, MaxJobs=7 of user ann in account "
+        of_jobs += "lab, MaxJobsPU=8 of QOS long): "
         assert (of_jobs in said) is warns_of_jobs
+    for release in ("22.05", "26.05"):
+        recorded = RECORDED / f"assoc_mgr-{release}.txt"
+        slurm.answer("scontrol", stdout=values, **{"--oneliner": {"stdout": recorded.read_text()}})
+        said = warned(dl2d, configured(tmp_path, resource_manager=manager)).get("slurm limits", "")
+        of_jobs = "(MaxJobs=7 of user root in account root, MaxJobs=7 of user root in account phys, "
+        assert (f"{of_jobs}MaxJobsPU=5 of QOS small): " in said) is ("limits" in enforced)
 
 
 @pytest.fixture

@@ -713,6 +713,38 @@ def test_a_job_that_is_another_one_by_now_is_not_cancelled(
 
 
 @pytest.mark.parametrize("comment", ["dl2:fake.12.9:worker-0", "mine"])
+def scontrol_calls(slurm: FakeSlurm) -> list[list[str]]:
+    return [call.argv[1:] for call in slurm.calls("scontrol") if call.argv[1] in ("requeue", "update")]
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "calls"),
+    [
+        ("RUNNING", 960.0, [["requeue", "Incomplete", "12"], ["update", "JobId=12", "StartTime=now+960"]]),
+        ("PENDING", 960.0, [["update", "JobId=12", "StartTime=now+960"]]),
+        ("PENDING", 0.0, [["update", "JobId=12", "StartTime=now"]]),
+        ("RUNNING", 0.0, []),
+    ],
+)
+def test_an_anchor_is_postponed(
+    slurm: FakeSlurm, manager_on: Managers, state: str, seconds: float, calls: list[list[str]]
+) -> None:
+    slurm.answer("squeue", rows=[job_row(12, State=state)])
+    manager_on().postpone(identity(12), seconds)
+    assert scontrol_calls(slurm) == calls
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"])
+@pytest.mark.parametrize("seconds", [960.0, 0.0])
+def test_an_anchor_that_has_ended_does_not_run_again(
+    slurm: FakeSlurm, manager_on: Managers, state: str, seconds: float
+) -> None:
+    slurm.answer("squeue", rows=[job_row(12, State=state)])
+    with pytest.raises(NotFound, match="it has ended"):
+        manager_on().postpone(identity(12), seconds)
+    assert scontrol_calls(slurm) == []
+
+
 def test_a_job_whose_user_changes_its_comment_is_stopped_all_the_same(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, comment: str
 ) -> None:

@@ -1077,7 +1077,22 @@ def test_a_postponed_anchor_waits_for_its_time_and_starts_by_itself(real: Real, 
         manager.postpone(before.identity, 7200)
     manager.postpone(waits.identity, 0)
     real.cluster.wait_until(lambda: running(1), "it runs again", timeout=200)
+    # One that has started meanwhile goes on.
+    manager.postpone(waits.identity, 0)
+    assert anchor(1).requeues == 1
     real.cluster.run("scancel", array)
+
+
+def test_an_anchor_that_has_ended_is_not_requeued(real: Real, manager: SlurmManager) -> None:
+    handle = real.cluster.submit_as(real.alice, ANCHOR, "--cpus-per-task=1", "--mem=100")
+    job = wait_for(real, manager, handle, RmJobState.RUNNING)
+    real.cluster.run("scancel", handle)
+    wait_for(real, manager, handle, RmJobState.CANCELLED)
+    with pytest.raises(NotFound):
+        manager.postpone(job.identity, 600)
+    # Also one that ends between the two commands.
+    real.cluster.run("scontrol", "requeue", "Incomplete", handle)
+    assert listed(manager, handle).state is RmJobState.CANCELLED
 
 
 def test_an_anchor_that_may_not_be_requeued_is_not_postponed(real: Real, manager: SlurmManager) -> None:

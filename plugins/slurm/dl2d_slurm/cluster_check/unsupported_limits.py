@@ -20,7 +20,7 @@ _NOT_ASKED_FOR: Final = re.compile(
     r"|(?P<of_minutes>GrpTRESMins|GrpTRESRunMins)=(?:[^\s}]*,)?[^\s,=}]+=\d|(?P<of_time>GrpWall)=\d)"
 )
 #: Limits on the number of running jobs, in which coordinators and tasks count.
-_OF_JOBS: Final = re.compile(r"(?<=[\s{])(GrpJobs|MaxJobsP[UA])=(\d+)")
+_OF_JOBS: Final = re.compile(r"(?<=[\s{])(GrpJobs|MaxJobs(?:P[UA])?)=(\d+)")
 #: Up to which number they are named: so many coordinators may well run at once, and leave nothing to tasks.
 _FEW_JOBS: Final = 16
 #: Whose record a line is: a QOS, or an account with or without a user.
