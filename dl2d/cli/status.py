@@ -175,7 +175,7 @@ def _watch(look: Callable[[], StatusView], health: Callable[[], DaemonHealth], s
 
 
 def _tables(lines: Sequence[JobStatus], seen: StatusView, now: float) -> list[Table]:
-    suspended = _suspended(seen)
+    suspended = _suspended_remarks(seen)
     rows = (_row(line, now, suspended.get(line.job.key, "")) for line in lines)
     parts = [table(_HEADINGS, rows, dispensable=_DISPENSABLE)]
     if seen.tasks:
@@ -183,8 +183,8 @@ def _tables(lines: Sequence[JobStatus], seen: StatusView, now: float) -> list[Ta
     return parts
 
 
-def _suspended(seen: StatusView) -> dict[JobKey, str]:
-    """How many tasks of each listed job do not execute, of jobs that have such."""
+def _suspended_remarks(seen: StatusView) -> dict[JobKey, str]:
+    """Remark on tasks that do not execute, by job."""
     of_job: dict[JobKey, list[Task]] = defaultdict(list)
     for task in seen.tasks_of_suspended:
         of_job[task.job].append(task)
@@ -237,7 +237,7 @@ def arrow(now: int, decided: int | None) -> str:
 
 
 def _as_json(seen: StatusView, *, newest: bool, with_tasks: bool) -> dict[str, object]:
-    suspended = _suspended(seen)
+    suspended = _suspended_remarks(seen)
     shown: dict[str, object] = {
         "at": time.time(),
         "slot": seen.slot,

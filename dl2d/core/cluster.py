@@ -80,7 +80,7 @@ _WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[Ta
 
 #: Beginning of the note of a task that holds its resources and does not execute.
 NOT_EXECUTING = "does not execute: "
-#: Why a job keeps what it has whose anchor holds its resources and does not execute.
+#: Reason shown when an anchor holds resources but does not execute.
 ANCHOR_NOT_EXECUTING = "its anchor is suspended, or its nodes are being prepared"
 
 

@@ -39,7 +39,7 @@ class LearnedLimit(NamedTuple):
 class Postponement(NamedTuple):
     """A coordinator without tasks that was put back into the resource manager's queue, since others need its room."""
 
-    #: When the resource manager was asked for it, seconds since 1970; 0 once it has done it.
+    #: When the requeue was requested, seconds since 1970; 0 once the requeued run is listed.
     at: float
     #: Why, in words for users.
     reason: str
@@ -61,5 +61,5 @@ class GuardState:
     learned_limits: Mapping[str, LearnedLimit] = field(default_factory=dict)
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).
     stops_asked: Mapping[str, float] = field(default_factory=dict)
-    #: Jobs whose coordinators are to leave for others, and those that wait for their next run since they did.
+    #: Jobs whose coordinator was asked to go back into the queue, or waits there since.
     postponed: Mapping[JobKey, Postponement] = field(default_factory=dict)

@@ -238,7 +238,7 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: Of the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
     priority: int = 0
     yields: Yields = Yields.NEVER
-    #: Of an anchor that waits: until a time before which it does not start, whatever is free.
+    #: Of a waiting anchor: whether it has a begin time in the future.
     postponed: bool = False
 
     @property
@@ -375,13 +375,14 @@ class AccountingManager(Protocol):
 
 @runtime_checkable
 class PostponingManager(Protocol):
-    """Additional method of a resource manager that starts anchors by itself, and in which these hold room (Slurm)."""
+    """Resource manager that can put a running anchor back into its queue with an earliest start time (Slurm)."""
 
     def postpone(self, anchor: RmIdentity, seconds: float) -> None:
         """Have an anchor start again in so many seconds at the earliest; one that runs ends, and waits in the queue.
 
-        It starts by itself when the time is over and there is room, whatever becomes of dl2d. The identity is that of a
-        listing, and is read again before. Raises ``ResourceManagerError``.
+        With 0 seconds an anchor that waits may start now, and one that runs goes on. None that has ended runs again. It
+        starts by itself when the time is over and there is room, also if dl2d is down. The identity is checked again
+        before the request. Raises ``ResourceManagerError``.
         """
         ...
 

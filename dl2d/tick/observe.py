@@ -30,9 +30,9 @@ _OTHER_KINDS = 8
 NO_NODES: Final = "it has no nodes"
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
 _REPLACE_SECONDS: Final = 300.0
-#: Tasks and anchors whose limits differ by less end together: a manager may have to end tasks before their anchor, to
-#: the minute, for its scheduler to start them before a job that it plans for the anchor's end.
-_SAME_END_SECONDS: Final = 420.0
+#: Tasks and anchors whose time limits differ by no more count as ending together. Largest difference that the Slurm
+#: plug-in makes (``bf_resolution`` up to 300 s + 60 s + rounding to minutes).
+SAME_END_SECONDS: Final = 420.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,6 @@ def expiring_tasks(jobs: Iterable[Job], tasks: Iterable[Task], listing: RmListin
         end = limit + task.asked_at - (task.submitted or task.asked_at)
         # At most a quarter of the task's lifetime; else one with a short limit would be replaced as soon as it starts.
         lead = min(_REPLACE_SECONDS, (end - task.asked_at) / 4)
-        if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > _SAME_END_SECONDS:
+        if task.job in anchors and end - listing.at < lead and anchors[task.job] - limit > SAME_END_SECONDS:
             expiring.add(task.tag)
     return frozenset(expiring)

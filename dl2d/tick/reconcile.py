@@ -52,8 +52,10 @@ _CALLING_SECONDS: Final = 600.0
 
 
 #: Why a job gets no tasks whose coordinator is put back into the resource manager's queue (``idle_coordinators``).
-LEAVES_FOR_OTHERS: Final = "its coordinator leaves for others, and starts again later"
-#: How long the resource manager may take until it lists that.
+LEAVES_FOR_OTHERS: Final = (
+    "its coordinator is being put back into the resource manager's queue so that another job has room"
+)
+#: How long the resource manager may take to list a requested requeue.
 _LEAVING_SECONDS: Final = 300.0
 
 
@@ -346,7 +348,11 @@ def _next_guard_state(
 
 
 def _postponed(guard_state: GuardState, jobs: Iterable[Job], at: float) -> dict[JobKey, Postponement]:
-    """The next ``GuardState.postponed``: what became of a job that was put back has its entry until it is ready."""
+    """Next ``GuardState.postponed``.
+
+    The new run of a requeued job takes over the entry and keeps it until its coordinator reports; an entry whose
+    requeue is not listed within ``_LEAVING_SECONDS`` is dropped.
+    """
     by_id = {(key.cluster, key.id): (key, found) for key, found in sorted(guard_state.postponed.items())}
     found = {}
     for job in jobs:

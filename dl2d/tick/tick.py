@@ -1,4 +1,7 @@
-"""The tick: observe, reconcile, claim, decide, guard, place, apply, record. Daemon and simulator run this function."""
+"""The tick: observe, reconcile, postpone, claim, decide, guard, place, apply, record.
+
+Daemon and simulator run this function.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     set_aside, policy_failures = context.withdrawn or set_aside_before, state.policy_failures
     plan, outcome, needless_wait, queue_history = Plan(), Outcome(), NeedlessWait(), state.queue_history
 
-    # Observe and reconcile
+    # Observe, reconcile, and postpone idle coordinators
     observed = observe(context.store, context.manager, state.ended_until)
     if mode.acts:
         context.store.check_lease()

@@ -116,7 +116,7 @@ def authenticate_anchor(commands: Commands, rm_id: str, uid: int, *, cluster: st
     if owner.uid != uid:
         raise not_found
     if not is_known(owner):
-        # Its tasks and its end would be those of a user called nobody for as long as it lives.
+        # Registering now would record the user as ``nobody`` for the job's whole life.
         raise Unavailable(
             f"the name service of the daemon's machine does not know user {uid}, who submitted job {rm_id}"
         )

@@ -171,7 +171,7 @@ def test_after_an_overload_all_but_cancelling_waits_and_twice_as_long_each_time(
             manager.submit(task())
 
     def waits(seconds: int) -> None:
-        reason = f"Slurm is overloaded or limits the rate of RPCs; asked again in {seconds} s"
+        reason = f"Slurm is overloaded or limits the rate of RPCs; dl2d asks again in {seconds} s"
         assert manager.start_allowance() == (0, reason)
         for call in (manager.listing, lambda: manager.authenticate("12", "MUNGE:AwQDAAB...:")):
             with pytest.raises(Waiting, match=reason):
@@ -202,7 +202,7 @@ def test_a_listing_without_an_answer_counts_as_an_overload(
     # It is said what was seen, and a part of a second is no 0 s.
     for seconds, says in ((0.0, "5 s"), (4.8, "1 s")):
         clock.now += seconds
-        with pytest.raises(Waiting, match=f"^squeue did not answer within 1 s; asked again in {says}$"):
+        with pytest.raises(Waiting, match=f"^squeue did not answer within 1 s; dl2d asks again in {says}$"):
             manager.listing()
 
 

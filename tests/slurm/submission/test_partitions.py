@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from dl2d.tick.observe import SAME_END_SECONDS
 from dl2d_slurm.submission.partitions import Partition, task_time_limit
 
 PARTITIONS = {"short": Partition("short", frozenset(), 3600.0), "long": Partition("long", frozenset())}
@@ -37,6 +38,15 @@ def test_a_task_ends_before_what_slurm_plans_for_the_end_of_its_anchor(
     step = min(backfill_seconds, 300)
     if left >= 1200:
         assert now + 60 + 60 * minutes <= ENDS // step * step
+
+
+def test_a_task_counts_as_ending_with_its_anchor() -> None:
+    earlier = [
+        ends - 60.0 * int(task_time_limit(ends, 0.0, math.inf, ["long"], PARTITIONS, backfill_seconds))
+        for ends in range(36_000, 36_600)
+        for backfill_seconds in (1, 60, 300, 3600)
+    ]
+    assert max(earlier) <= SAME_END_SECONDS
 
 
 @pytest.mark.parametrize(

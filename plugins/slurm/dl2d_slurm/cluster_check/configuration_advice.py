@@ -34,10 +34,13 @@ _UNSUITABLE: Final[Mapping[str, tuple[str, bool]]] = {
     "--dependency": (_NOT_IN_TIME, True),
     "--deadline": ("Slurm ends or removes tasks at that time, whatever is left of their jobs", False),
     "--exclusive": (
-        "it gets a whole node, which dl2d does not count; have the partition give those (OverSubscribe=EXCLUSIVE)",
+        (
+            "each task gets a whole node, but dl2d counts only what it asked for; remove it, and use "
+            "OverSubscribe=EXCLUSIVE in the partition"
+        ),
         False,
     ),
-    "--container": ("dl2-run starts in it, where neither dl2d's file nor munge may be", False),
+    "--container": ("dl2-run starts inside the container, which may lack dl2d's file and munge; remove it", False),
     "--priority": ("tasks come before jobs of others, or after all, whatever the site's priorities say", False),
 }
 

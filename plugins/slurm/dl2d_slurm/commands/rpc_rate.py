@@ -57,7 +57,7 @@ _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 5.0, 60.0
 _CALM_SECONDS: Final = 60.0
 
 
-#: How it shows that slurmctld has too much to do, where it says so.
+#: Pause reason when Slurm itself reports overload.
 OVERLOADED: Final = "Slurm is overloaded or limits the rate of RPCs"
 
 
@@ -129,7 +129,7 @@ class RpcRate:
             return now
 
     def ended(self, command: str, begin: float, *, overloaded: bool, why: str = OVERLOADED) -> None:
-        """Note that a command that began then has ended, and whether and by what slurmctld had too much to do."""
+        """Note that a command that began then has ended. ``overloaded``: pause; ``why``: the reason shown."""
         with self._lock:
             now = self._timer()
             self._seconds[command] += now - begin
@@ -210,7 +210,7 @@ class RpcRate:
     def _pause(self) -> str:
         left = self._paused_until - self._timer()
         # Rounded up: 0 s would be no wait.
-        return f"{self._pause_reason}; asked again in {math.ceil(left)} s" if left > 0 else ""
+        return f"{self._pause_reason}; dl2d asks again in {math.ceil(left)} s" if left > 0 else ""
 
     @contextmanager
     def _until_end(self) -> Iterator[None]:

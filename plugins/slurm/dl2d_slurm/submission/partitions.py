@@ -9,7 +9,8 @@ from typing import Final
 
 #: How long a task may wait for the backfill scheduler, which runs every 30 seconds unless it has much to do.
 _START_SECONDS: Final = 60.0
-#: Maximum ``bf_resolution`` that is taken into account. Tasks would end too long before their anchor.
+#: A larger ``bf_resolution`` counts as 300 s; otherwise tasks would end too early. Together with ``_START_SECONDS`` and
+#: the rounding to minutes it is ``dl2d.tick.observe.SAME_END_SECONDS``, within which a task ends with its anchor.
 _MAX_BACKFILL_SECONDS: Final = 300
 
 
@@ -71,8 +72,8 @@ def task_time_limit(
     """``--time`` of a task job in minutes: what is left of its anchor's, less what backfill needs to start it.
 
     For a job that waits for the anchor's room, Slurm plans the nodes from the anchor's end on, rounded down to
-    ``backfill_seconds`` (``bf_resolution``), and its backfill scheduler starts nothing there that ends later. So tasks
-    end some minutes before their anchor, but have at least half of what is left, and a minute.
+    ``backfill_seconds`` (``bf_resolution``), and starts no task on these nodes that would end after this time. So tasks
+    end some minutes before their anchor, but have at least half of what is left, and never less than one minute.
 
     No task has more than ``most`` seconds, or more than all of its partitions ``names`` allow. ``anchor_ends`` is
     infinite for an anchor without a time limit.
@@ -81,5 +82,5 @@ def task_time_limit(
     if not math.isinf(anchor_ends):
         step = max(min(backfill_seconds, _MAX_BACKFILL_SECONDS), 1)
         seconds = min(seconds, max(anchor_ends // step * step - now - _START_SECONDS, (anchor_ends - now) / 2))
-    # Slurm takes whole minutes.
+    # Slurm takes whole minutes: rounded down.
     return "UNLIMITED" if math.isinf(seconds) else str(max(1, math.floor(seconds / 60)))
