@@ -212,9 +212,9 @@ class SharedLimit:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Jobs that are given nothing until an earlier one has started, which has waited for too long."""
+    """Jobs that are given nothing until one that was submitted earlier, and has waited for too long, has started."""
 
-    first: JobKey
+    long_waiting: JobKey
     jobs: tuple[JobKey, ...]
 
 

@@ -23,6 +23,8 @@ class Constraint(enum.StrEnum):
     INFEASIBLE = "infeasible"
     #: Jobs before it in the queue are served first.
     QUEUE = "queue"
+    #: A job that was submitted earlier has waited for too long, and starts first.
+    HELD_BACK = "held-back"
     #: A limit of the site: per user, per account, or per partition.
     LIMIT = "limit"
     #: Nodes are vacated for a job of the resource manager that waits for them.

@@ -41,6 +41,7 @@ _OTHER_TEXTS: Final = {
     Constraint.FRAGMENTED: "no single node has room for its next task",
     Constraint.INFEASIBLE: "a task asks for more than any node that it may use has",
     Constraint.QUEUE: "other jobs are served first",
+    Constraint.HELD_BACK: "a job that was submitted earlier has waited for very long, and starts first",
     Constraint.CLAIM: "room made for a job of the resource manager",
     Constraint.FLOOR: "keeps its minimum size",
     Constraint.FALLBACK: "the policy failed, and the fallback decided",

@@ -1,23 +1,25 @@
-"""Long-waiting jobs: later jobs are held back until one that has waited for too long has started. Pure.
+"""Long-waiting jobs: while a job has waited for too long, jobs submitted later that have no tasks get none. Pure.
 
 Room for a job whose minimum size is large becomes free little by little. Most policies give it at once to jobs that
-need less, and while such jobs keep coming, the large one never starts. When a job has waited for
-``guard.hold_back_after_seconds`` and nothing but elastic jobs stands in its way, those submitted after it that have no
-tasks are therefore not given any, if they may use some of the same nodes. Jobs that run keep their minimum sizes, and
-may use the free room meanwhile. Once the job has room, later ones start if they have room beside it.
+need less, and while such jobs keep coming, the large one never starts. So when a job has waited for
+``guard.hold_back_after_seconds``, later jobs that have no tasks and may use some of the same nodes are held back:
 
-A job that runs for days may keep the room occupied for as long. Hence the others are held back only in the first half
-of each doubling of that time (with 24 hours: from hour 24 to 36, 48 to 72, 96 to 144 ...), and only if the room is
-expected to be free by the end of that period. Since the periods grow, one of them is in the end longer than all jobs
-that run at its beginning still take, and the job gets its tasks; then its period lasts until it trains. The end of a
-job follows from the steps that it has left and its speed, as its coordinator reported them; where it did not, the job
-counts as ending in time.
+- Jobs that run keep their minimum sizes, and policies may give them the room that is free until then.
+- When the long-waiting job has room, later jobs that have room beside it are not held back any more.
+- Jobs are held back only in the first half of each doubling of that time (with 24 hours: from hour 24 to 36, 48 to 72,
+  96 to 144 ...), and only if the long-waiting job is expected to have room by the end of that period. Otherwise a job
+  that runs for days would keep the remainder of the cluster idle. Since the periods grow, one of them is in the end
+  longer than all jobs that run at its beginning still take, and the long-waiting job gets its tasks. Then its period
+  lasts until it trains.
+- A running job is expected to run for as long again as it has run, or until its steps are done by its last report,
+  whichever is later. (Reports alone would not do: some scripts cannot say how many steps are left, and a user could
+  let others wait by false ones.) So no job waits for one that began to run before the long-waiting job was submitted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -26,17 +28,19 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState
 from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
+from dl2d.core.resources import Resources
 
-#: Maximum number of jobs of which one may hold others back in a decision, the longest waiting first; and of later jobs
-#: that are let through beside it.
-MAX_FIRST: Final = 4
-MAX_LATER: Final = 256
+#: Maximum number of different demands of jobs that have waited for too long for which it is examined when they have
+#: room, the longest waiting first.
+_MAX_EXAMINED: Final = 4
+#: Maximum number of later jobs for which it is examined whether they have room beside that job.
+_MAX_LATER_EXAMINED: Final = 256
 
 
 def held_back(
     snapshot: Snapshot, placement: Placement, *, after_seconds: float, unable: Collection[JobKey]
 ) -> HeldBack | None:
-    """The jobs that are held back, and the one that has waited for too long; None if there is none.
+    """The jobs that are held back, and the one that has waited for too long; None if none is held back.
 
     Parameters
     ----------
@@ -55,22 +59,23 @@ def held_back(
         if (end := _period_end(job, snapshot.at, after_seconds)) > snapshot.at
         or (held[job.key] != NOTHING and snapshot.at >= job.key.submitted + after_seconds)
     ]
-    first = next((job for job, end in due[:MAX_FIRST] if _fits(job, snapshot, placement, running_after=end)), None)
-    if first is None:
+    long_waiting = _first_with_room(due, snapshot, placement)
+    if long_waiting is None:
         return None
     sets, every = snapshot.may_use(), frozenset(node.name for node in snapshot.nodes)
-    nodes = sets.get(first.key, every)
-    after_first = snapshot.jobs[snapshot.jobs.index(first) + 1 :]
+    nodes = sets.get(long_waiting.key, every)
+    after_it = snapshot.jobs[snapshot.jobs.index(long_waiting) + 1 :]
     later = [
         job
-        for job in after_first
-        if held[job.key] == NOTHING and not job.static and not nodes.isdisjoint(sets.get(job.key, every))
-    ]
+        for job in after_it
+        if held[job.key] == NOTHING and not job.static and job.key not in unable
+        if not nodes.isdisjoint(sets.get(job.key, every))
+    ]  # fmt: skip
     packing = _beside_floors(snapshot, placement)
-    if later and packing.add(first, first.request.min_size) is None:
-        beside = {job.key for job in later[:MAX_LATER] if packing.add(job, job.request.min_size) is None}
+    if later and packing.add(long_waiting, long_waiting.request.min_size) is None:
+        beside = {job.key for job in later[:_MAX_LATER_EXAMINED] if packing.add(job, job.request.min_size) is None}
         later = [job for job in later if job.key not in beside]
-    return HeldBack(first.key, tuple(job.key for job in later)) if later else None
+    return HeldBack(long_waiting.key, tuple(job.key for job in later)) if later else None
 
 
 def without_held_back(snapshot: Snapshot) -> Snapshot:
@@ -85,23 +90,22 @@ def with_held_back(decision: Decision, snapshot: Snapshot) -> Decision:
     """The decision on the jobs of ``without_held_back``, and nothing for those that are held back."""
     if snapshot.held_back is None:
         return decision
-    first = next(job for job in snapshot.jobs if job.key == snapshot.held_back.first)
+    key = snapshot.held_back.long_waiting
+    job = next(job for job in snapshot.jobs if job.key == key)
     text = (
-        f"waits until {first.key.id} ({first.request.name}) has started, which has waited for {first.request.min_size} "
-        f"for {(snapshot.at - first.key.submitted) / 3600:.1f} h"
+        f"waits until job {key.id} ({job.request.name}), which was submitted earlier, has started: that has waited for "
+        f"its minimum size of {job.request.min_size} for {(snapshot.at - key.submitted) / 3600:.1f} h"
     )
-    reason = Reason(Constraint.QUEUE, text)
+    reason = Reason(Constraint.HELD_BACK, text)
     entries = {entry.job: entry for entry in decision.jobs}
-    for key in snapshot.held_back.jobs:
-        entries[key] = JobDecision(key, NOTHING, reason, guarded=(reason,))
+    for later in snapshot.held_back.jobs:
+        entries[later] = JobDecision(later, NOTHING, reason, guarded=(reason,))
     return replace(decision, jobs=tuple(entries[job.key] for job in snapshot.jobs))
 
 
 def jobs_held_back(decision: Decision) -> frozenset[JobKey]:
     """The jobs that a decision gives nothing since they are held back."""
-    return frozenset(
-        entry.job for entry in decision.jobs if any(reason.constraint is Constraint.QUEUE for reason in entry.guarded)
-    )
+    return frozenset(entry.job for entry in decision.jobs if entry.reason.constraint is Constraint.HELD_BACK)
 
 
 def _waits(job: Job, held: Allocation) -> bool:
@@ -121,12 +125,24 @@ def _period_end(job: Job, at: float, after_seconds: float) -> float:
     return job.key.submitted + 1.5 * doubling * after_seconds
 
 
-def _fits(job: Job, snapshot: Snapshot, placement: Placement, *, running_after: float) -> bool:
-    """Whether the minimum size of a job fits beside jobs that are expected to run after that time.
+def _first_with_room(due: Iterable[tuple[Job, float]], snapshot: Snapshot, placement: Placement) -> Job | None:
+    """The first of the jobs, each with the end of its period, whose minimum size is expected to fit by then.
 
-    Room in limits counts as well. Jobs of others, and what is kept free for these, keep their room.
+    It has to fit beside running jobs that are expected to run for longer, jobs of others and what is kept free for
+    these, and in its limits.
     """
-    return _beside_floors(snapshot, placement, running_after=running_after).fits(job, job.request.min_size)
+    may_use, examined = snapshot.may_use(), set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+    empty = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets, snapshot.limits)
+    for job, end in due:
+        request = job.request
+        if not empty.fits(job, request.min_size):
+            continue
+        if _beside_floors(snapshot, placement, running_after=end).fits(job, request.min_size):
+            return job
+        examined.add((request.worker, request.ps, request.min_size, may_use.get(job.key)))
+        if len(examined) == _MAX_EXAMINED:
+            break
+    return None
 
 
 def _beside_floors(snapshot: Snapshot, placement: Placement, *, running_after: float = -math.inf) -> Packing:
@@ -134,14 +150,15 @@ def _beside_floors(snapshot: Snapshot, placement: Placement, *, running_after: f
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets, snapshot.limits)
     floors = dict(snapshot.floors)
     for job in snapshot.jobs:
-        if job.key in floors and _expected_end(job) > running_after:
+        if job.key in floors and _expected_end(job, snapshot.at) > running_after:
             packing.add(job, floors[job.key], beyond_limits=True)
     return packing
 
 
-def _expected_end(job: Job) -> float:
-    """When a job that runs ends, by its last report; the time of this report where that does not say."""
-    progress = job.progress
+def _expected_end(job: Job, at: float) -> float:
+    """When a job that runs is expected to end: after as long again as it has run, or when its steps are done."""
+    progress, began = job.progress, job.key.submitted if job.started_at is None else job.started_at
+    expected = at + max(at - began, 0.0)
     if progress.total_versions is None or not progress.steps_per_second:
-        return progress.at
-    return progress.at + (progress.total_versions - progress.version) / progress.steps_per_second
+        return expected
+    return max(expected, progress.at + (progress.total_versions - progress.version) / progress.steps_per_second)

@@ -30,7 +30,7 @@ def postpone_coordinators(
     found, history = find_postponements(
         reconciled.snapshot, [job for job in reconciled.jobs.values() if job.state is JobState.SUBMITTED],
         reconciled.anchors, history, postponed=guard_state.postponed, placement=context.deciders.placement,
-        unable=(reconciled.silent.keys() - reconciled.starting) | reconciled.backing_off | set(held_back),
+        unable=reconciled.unable | set(held_back),
         others_wait=any(not claim.standing and not claim.is_task for claim in reconciled.listing.claims),
         wait_seconds=context.timeouts.queue_seconds + context.slot_seconds, now=now,
     )  # fmt: skip

@@ -102,6 +102,11 @@ class Reconciled:
     ended_until: float | None
     last_anchor_tried: JobKey | None
 
+    @property
+    def unable(self) -> frozenset[JobKey]:
+        """Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts."""
+        return self.backing_off.union(self.silent.keys() - self.starting)
+
 
 def reconcile(context: Context, state: TickState, observed: Observed, now: float) -> Reconciled:
     """Update the store to match the listing; in modes live and canary start missing anchors and stop what must not run.

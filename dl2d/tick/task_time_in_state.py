@@ -83,15 +83,16 @@ def elapsed_times(
 
     ``saying``: the jobs whose coordinators report which tasks have connected.
     """
+    running = {job.key for job in live.jobs if job.state is JobState.RUNNING}
     joined_since: dict[tuple[JobKey, Role], float] = {
         (job.key, role): math.inf
         for job in live.jobs
-        if job.state is JobState.RUNNING
+        if job.key in running
         for role in TASK_ROLES
         if job.request.min_size.count(role)
     }
     for task in live.tasks:
-        if task.state.wanted:
+        if task.state.wanted and task.job in running:
             since = state_since[task.tag].since if task.state.rank >= TaskState.JOINED.rank else math.inf
             joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}

@@ -114,7 +114,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         snapshot = replace(
             with_evidence(snapshot, deciders.needs, context.store), held_back=held_back(
                 snapshot, deciders.placement, after_seconds=context.guard_rules.hold_back_after,
-                unable=silent.keys() | reconciled.backing_off,
+                unable=reconciled.unable,
             ),
         )  # fmt: skip
         group = canary_jobs(context, snapshot)
@@ -191,7 +191,7 @@ def _plan(
     if context.queues_tasks:
         plan, queue_history = queue_tasks(
             plan, snapshot, listing, reconciled.queued, queue_history, placement=placement,
-            unable=(silent.keys() - reconciled.starting) | reconciled.backing_off | jobs_held_back(decision),
+            unable=reconciled.unable | jobs_held_back(decision),
             queue_seconds=context.timeouts.queue_seconds, beneficiary=beneficiary, now=now,
         )  # fmt: skip
     plan = within_limits(

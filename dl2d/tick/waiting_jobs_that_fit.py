@@ -30,7 +30,7 @@ _GUARD_CONSTRAINTS = frozenset(
         Constraint.BACKOFF,
         Constraint.SILENT,
         Constraint.CLAIM,
-        Constraint.QUEUE,
+        Constraint.HELD_BACK,
     }
 )
 

@@ -70,19 +70,19 @@ def test_a_job_that_needs_the_whole_cluster_starts_beside_a_stream_of_small_ones
             state = "finished" if ends else "running" if job.key in began else "waiting"
             world.coordinator.beat(job.key, world.now, state=state)
     assert (large in began) is starts
-    assert any(text.startswith("waits until 7 (") for text in reasons) is starts, reasons
+    assert any(text.startswith("waits until job 7 (") for text in reasons) is starts, reasons
 
 
 def waiting(number: int, submitted: float, workers: int) -> Job:
     return make_job(number, submitted=int(submitted), state=JobState.READY, **of_size(workers))
 
 
-def running(number: int, *, steps_left: int | None = None) -> Job:
-    """A job that does one step a second, as it said last at 900."""
+def running(number: int, *, for_seconds: float = 1.0, steps_left: int | None = None) -> Job:
+    """A job that has run for a while and does one step a second, as it said last at 900."""
     total = None if steps_left is None else 10 + steps_left
     progress = Progress(at=900.0, version=10, total_versions=total, epoch=0.5, steps_per_second=1.0)
     job = make_job(number, submitted=0, state=JobState.RUNNING, **of_size(1))
-    return replace(job, progress=progress)
+    return replace(job, progress=progress, started_at=1000.0 - for_seconds)
 
 
 def asked(snapshot: Snapshot, after: float = AFTER, unable: tuple[JobKey, ...] = ()) -> HeldBack | None:
@@ -99,14 +99,54 @@ def test_others_are_held_back_in_the_first_half_of_each_doubling(waited: int, ho
 
 
 @pytest.mark.parametrize(
-    ("steps_left", "holds"), [(None, True), (100, True), (149, True), (151, False), (10_000, False)]
-)
+    ("for_seconds", "steps_left", "holds"),
+    [
+        (49, None, True), (51, None, False), (1000, None, False), (1000, 0, False), (1, 100, True), (1, 149, True),
+        (1, 151, False),
+    ],
+)  # fmt: skip
 def test_nobody_is_held_back_for_a_job_that_would_have_no_room_all_the_same(
-    steps_left: int | None, holds: bool
+    for_seconds: float, steps_left: int | None, holds: bool
 ) -> None:
     """The period ends at 1050, when it has waited for 1.5 times as long."""
-    jobs = [running(0, steps_left=steps_left), waiting(1, 900, 8), waiting(2, 950, 1)]
+    jobs = [running(0, for_seconds=for_seconds, steps_left=steps_left), waiting(1, 900, 8), waiting(2, 950, 1)]
     assert (asked(a_snapshot(jobs, GPUS, {0: Allocation(1, 0)})) is not None) is holds
+
+
+def test_a_job_without_end_does_not_keep_the_remainder_of_the_cluster_idle() -> None:
+    """However long it and a job that needs all GPUs wait for each other, small jobs use the other GPUs."""
+    world = World(
+        cluster_nodes=GPUS, url="", fallback=Drf(), slot_seconds=10.0, rules=GuardRules(hold_back_after=AFTER)
+    )
+    endless = world.submit(**of_size(1))
+    began: dict[JobKey, float] = {}
+    busy = []
+    for step in range(100):
+        if step == 2:
+            large = world.submit(**of_size(8))
+        if step > 2:
+            world.submit(**of_size(1))
+        world.tick(10.0)
+        for job in world.store.jobs(live=True):
+            if world.has(job.key) != NOTHING:
+                began.setdefault(job.key, world.now)
+            ends = job.key != endless and world.now - began.get(job.key, world.now) >= 40.0
+            state = "finished" if ends else "running" if job.key in began else "waiting"
+            world.coordinator.beat(job.key, world.now, state=state)
+        busy.append(sum(world.has(job.key).workers for job in world.store.jobs(live=True)))
+    assert large not in began
+    assert min(busy[10:]) > 2
+
+
+def test_many_jobs_that_can_never_start_do_not_hide_one_that_can() -> None:
+    endless = [waiting(number, 890, 100 + number) for number in range(1, 9)]
+    jobs = [*endless, waiting(10, 900, 8), waiting(11, 950, 1), running(12)]
+    assert asked(a_snapshot(jobs, GPUS, {10: Allocation(1, 0)})) == HeldBack(jobs[8].key, (jobs[9].key,))
+
+
+def test_a_silent_job_reserves_no_room() -> None:
+    jobs = [waiting(1, 900, 6), waiting(2, 910, 2), waiting(3, 920, 2)]
+    assert asked(a_snapshot(jobs, GPUS), unable=(jobs[1].key,)) is None
 
 
 def test_jobs_of_others_are_not_waited_for() -> None:
@@ -157,6 +197,7 @@ def test_the_decision_on_a_recorded_snapshot_is_the_same() -> None:
     snapshot = replace(snapshot, held_back=asked(snapshot))
     decision = decide(snapshot, Deciders(Drf(), Drf(), LoadBalance()), 1)
     assert [str(entry.allocation) for entry in decision.jobs] == ["1w+0ps", "0w+0ps", "0w+0ps"]
-    assert (
-        decision.jobs[2].binding_reason.text == "waits until 1 (job) has started, which has waited for 8w+0ps for 0.0 h"
+    assert decision.jobs[2].binding_reason.text == (
+        "waits until job 1 (job), which was submitted earlier, has started: that has waited for its minimum size of "
+        "8w+0ps for 0.0 h"
     )
