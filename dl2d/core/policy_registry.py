@@ -71,6 +71,8 @@ class TrialCase:
     current: float
     #: The recorded day that it was made from (YYYY-MM-DD, UTC); empty in trials of earlier releases.
     day: str = ""
+    #: Number of the draw of the speeds; 0: the expected speeds, and in trials of earlier releases.
+    draw: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

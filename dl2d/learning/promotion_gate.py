@@ -106,21 +106,32 @@ def judge(
 ) -> Verdict:  # fmt: skip
     """Whether the candidate passes.
 
-    It passes if it made no mistake and no decision that took longer than ``settings.timeout``, if the guard changed no
-    larger share of its decisions, if there are enough days and jobs to compare on, and if its completion times are
-    surely shorter, or longer by less than ``settings.margin``: the 95 % interval of the change lies below log(1 +
-    margin), in logarithms. The interval is that of the mean over days (Student's t), with the mean of log(candidate /
-    current) over the cases of each day as a sample: cases of one day have the same jobs, so they are no separate
-    samples. With ``settings.shared_draws`` it has also what other speeds may make of the change. The squares of two
-    half widths are added (Howe, "Approximate confidence limits on the mean of X + Y where X and Y are two tabled
-    independent random variables", JASA 69, 1974): that over days, and that over draws of speeds, with the mean over
-    days as a sample; with ``settings.whatever_speeds`` that of the 95 % prediction interval of one more draw. It holds
-    the true change in at least 95 % of comparisons if both effects are about normal.
+    Changes are compared as logarithms of candidate / current.
 
-    With a margin, it also passes if, days that it shortens counting as unchanged, the interval over days lies below the
-    margin, and that over draws does: large gains on single days widen the interval. ``jobs`` is the number of jobs
-    compared, of these days. ``current`` is None if that is the site's own scheduler, which the guard does not
-    limit. ``current_problem`` is why replays of what decides now failed; their cases are missing.
+    1. The candidate made no error, took no longer than ``settings.timeout`` for a decision, and had no larger share of
+       its decisions changed by the guard; and there are enough days and jobs to compare on.
+    2. ``half_days`` is half the width of the 95 % interval of the mean over days (Student's t). The value of a day is
+       the mean over its cases: these have the same jobs, so they are no separate samples.
+    3. With ``settings.shared_draws``, ``half_speeds`` is that of the mean over draws of speeds, the value of a draw
+       being the mean over days; with ``settings.whatever_speeds``, that of the 95 % prediction interval of one more
+       draw. Without shared draws it is 0, and rules 5 and 6 look at days alone.
+    4. The interval of the change is mean +- ``width``, with width = sqrt(half_days^2 + half_speeds^2) (Howe,
+       "Approximate confidence limits on the mean of X + Y where X and Y are two tabled independent random variables",
+       JASA 69, 1974). It holds the true change in at least 95 % of comparisons if the effects of days and of speeds are
+       about normal.
+    5. The candidate passes if mean + width < log(1 + ``settings.margin``). A single draw, of which no interval can be
+       computed, passes nothing.
+    6. With a margin, it also passes if both parts lie below log(1 + margin): mean + half_days, with days on which it is
+       better counted as 0 (large gains on single days widen the interval), and the mean over draws + half_speeds.
+
+    Parameters
+    ----------
+    jobs
+        Number of jobs compared, of these days.
+    current
+        None for the site's own scheduler, which the guard does not limit.
+    current_problem
+        Why replays of what decides now failed; their cases are missing.
     """
     by_day: dict[str, list[float]] = defaultdict(list)
     for case in cases:
@@ -128,11 +139,12 @@ def judge(
     change = low = high = None
     days = [statistics.fmean(logs) for logs in by_day.values()]
     over_draws = _over_draws(cases) if settings.shared_draws and cases else None
-    of_draws = None
+    half_speeds = None
     if over_draws is not None:
-        of_draws = over_draws.prediction_half_width if settings.whatever_speeds else over_draws.half_width
+        half_speeds = over_draws.prediction_half_width if settings.whatever_speeds else over_draws.half_width
     if len(days) > 1:
-        mean, width = statistics.fmean(days), math.hypot(_half_width(days), of_draws or 0.0)
+        half_days = _half_width(days)
+        mean, width = statistics.fmean(days), math.hypot(half_days, half_speeds or 0.0)
         change, low, high = (math.expm1(value) for value in (mean, mean - width, mean + width))
 
     def verdict(reason: str, *, passed: bool = False) -> Verdict:
@@ -147,15 +159,15 @@ def judge(
     compared_on = _days_with_jobs(len(by_day), jobs)
     if _too_few(len(by_day), jobs, settings) or change is None or low is None or high is None:
         return _too_little(len(by_day), jobs, settings, current_problem)
-    interval, worst = "over days", -math.inf
+    over, high_over_speeds = "over days", -math.inf
     if over_draws is not None:
-        interval = "over days and speeds" if over_draws.count > 1 else "over days"
+        over = "over days and speeds" if over_draws.count > 1 else "over days"
         compared_on += f" and {counted(over_draws.count, 'draw')} of speeds"
-        worst = math.inf if of_draws is None else math.expm1(over_draws.mean + of_draws)
-    result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%} {interval}) on {compared_on}"
+        high_over_speeds = math.inf if half_speeds is None else math.expm1(over_draws.mean + half_speeds)
+    result = f"mean completion time {change:+.2%} (95 % interval {low:+.2%} to {high:+.2%} {over}) on {compared_on}"
     wanted = f"less than {100 * settings.margin:g} % worse" if settings.margin else "better"
     without_gains = settings.margin > 0 and _high([max(day, 0.0) for day in days]) < settings.margin
-    if worst < settings.margin:
+    if high_over_speeds < settings.margin:
         if high < 0:
             return verdict(result, passed=True)
         if high < settings.margin:
@@ -165,8 +177,8 @@ def judge(
             return verdict(f"surely {wanted}, {even}: {result}", passed=True)
     if low > settings.margin:
         return verdict(f"surely worse: {result}")
-    by_days = without_gains or _high(days) < settings.margin
-    return verdict(f"not surely {wanted}{' whatever the speeds' if by_days else ''}: {result}")
+    passes_on_days = without_gains or _high(days) < settings.margin
+    return verdict(f"not surely {wanted}{' whatever the speeds' if passes_on_days else ''}: {result}")
 
 
 def _high(logs: Sequence[float]) -> float:
@@ -207,10 +219,13 @@ def _too_little(days: int, jobs: int, settings: GateSettings, current_problem: s
 
 
 def _over_draws(cases: Sequence[TrialCase]) -> Estimate:
-    """Mean over days of the change's logarithm with each draw of speeds, of draws that all days were replayed with."""
-    by_draw: dict[str, list[float]] = defaultdict(list)
+    """Change (logarithm) of each draw that was replayed on the most days, as an estimate over draws.
+
+    These are all days, unless replays with each of the draws failed.
+    """
+    by_draw: dict[int, list[float]] = defaultdict(list)
     for case in cases:
-        by_draw[case.name.removeprefix(f"{case.day}, ")].append(math.log(case.candidate / case.current))
+        by_draw[case.draw].append(math.log(case.candidate / case.current))
     most = max(map(len, by_draw.values()))
     return estimate([statistics.fmean(logs) for logs in by_draw.values() if len(logs) == most])
 
@@ -292,7 +307,7 @@ def compare(
         if len(times) == len(conducts):
             for day, jct in times["candidate"].items():
                 name = case.name if case.name.startswith(day) else f"{day}, {case.name}"
-                played.append(TrialCase(name, jct, times["current"][day], day))
+                played.append(TrialCase(name, jct, times["current"][day], day, case.draw))
         elif any(conduct.problem for conduct in conducts["candidate"]):
             break  # it cannot pass any more
     own, others = (_together(conducts[which]) for which in ("candidate", "current"))

@@ -49,9 +49,8 @@ _HELD_OUT: Final = 1 / 4
 _MAX_VALIDATION_DAYS: Final = 4
 #: Maximum number of jobs of a day, about; where there are more, it is played as that of a smaller site.
 _MAX_TRAINED, _MAX_COMPARED = 120, 300
-#: Days that are compared as one workload are replayed with so many different speeds, with fewer where more than so many
-#: jobs would be replayed, but with two. A draw is that of all days: with few, what other speeds may make of a policy is
-#: said badly.
+#: At most 16 draws of the speeds of days that are compared as one workload, fewer if more than 20,000 jobs would be
+#: replayed, at least 2. With few draws the interval over speeds is wide.
 _MAX_DRAWS, _MAX_JOBS_REPLAYED = 16, 20_000
 
 
@@ -69,6 +68,8 @@ class Case:
     sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
     #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.assumed_speeds``).
     assumed: Mapping[str, int] = field(default_factory=dict)
+    #: Number of the draw of the speeds; 0: the expected speeds.
+    draw: int = 0
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -146,8 +147,8 @@ def split_history(
         Whether workloads to train on and to choose the best weights by have the expected speeds instead of drawn ones:
         for a policy that sees no speeds the differences between draws are noise.
     since
-        Seconds since 1970. Of the days that begin before, only what was measured counts, so that comparisons on the
-        same days have the same speeds.
+        Seconds since 1970. Days that begin earlier are not compared or trained on; only their measured speeds are used,
+        so that comparisons on the same days have the same speeds.
     tell
         Is told which days were looked at, and how many workloads were made.
 
@@ -262,7 +263,7 @@ def _day_case(day: Day, small: Day, workload: Workload, draw: int) -> Case | Non
     counted = [job for job in day.jobs if job.at > 0 and job.length_known]
     return Case(
         f"{day.name}, draw {draw}" if draw else day.name, workload, {day.name: len(counted)}, {day.name: compared},
-        assumed={day.name: sum(job.unreported for job in counted)},
+        assumed={day.name: sum(job.unreported for job in counted)}, draw=draw,
     )  # fmt: skip
 
 
@@ -289,9 +290,9 @@ def _period_cases(
     how long others would have taken is unknown.
     """
     means = speeds.means()
-    draws = {EXPECTED_SPEEDS: means, **{f"draw {number}": speeds.draw(rng) for number in range(1, _draws(periods))}}
+    draws = [means, *(speeds.draw(rng) for _ in range(1, _draws(periods)))]
     for whole, period in periods:
-        for name, tables in draws.items():
+        for draw, tables in enumerate(draws):
             workload = workload_of(with_recorded_times(whole, means, tables), tables, slot_seconds)
             compared = {} if workload is None else _compared_jobs(whole, period, {job.id for job in workload.jobs})
             if workload is None or not compared:
@@ -299,7 +300,8 @@ def _period_cases(
             counts = {day: len(jobs) for day, jobs in compared.items()}
             unreported = {number for number, job in numbered(whole) if job.unreported}
             assumed = {day: len(unreported.intersection(jobs)) for day, jobs in compared.items()}
-            yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed)
+            name = f"draw {draw}" if draw else EXPECTED_SPEEDS
+            yield Case(name, workload, counts, compared, recorded_sizes(whole), assumed, draw)
 
 
 def _draws(periods: Sequence[tuple[Day, Sequence[Day]]]) -> int:

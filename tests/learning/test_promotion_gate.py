@@ -44,7 +44,7 @@ def cases(*ratios: float) -> list[TrialCase]:
 def by_draw(*logs: float) -> list[TrialCase]:
     """Three days with so many draws of speeds, that change the logarithm of the completion time so much."""
     return [
-        TrialCase(f"{day}, draw {number}", 4.0 * math.exp(log), 4.0, day=str(day))
+        TrialCase(f"{day}, draw {number}", 4.0 * math.exp(log), 4.0, day=str(day), draw=number)
         for day in range(3)
         for number, log in enumerate(logs)
     ]
@@ -136,7 +136,7 @@ class TestJudge:
     def test_the_interval_has_days_and_speeds(self) -> None:
         """Days differ by -0.1, 0 and 0.1 from a mean of -0.5, draws by -0.2, 0 and 0.2."""
         found = [
-            TrialCase(f"{day}, draw {number}", math.exp(-0.5 + day / 10 + number / 5), 1.0, day=str(day))
+            TrialCase(f"{day}, draw {number}", math.exp(-0.5 + day / 10 + number / 5), 1.0, day=str(day), draw=number)
             for day in (-1, 0, 1)
             for number in (-1, 0, 1)
         ]
@@ -186,7 +186,7 @@ class TestJudge:
             by_speeds[0, 0] = 0.0
             table = by_day + by_speeds + noise * rng.normal(size=(days, draws)) - of_draws * rng.normal()
             found = [
-                TrialCase(f"{day}, draw {number}", math.exp(table[day, number]), 1.0, day=str(day))
+                TrialCase(f"{day}, draw {number}", math.exp(table[day, number]), 1.0, day=str(day), draw=number)
                 for day in range(days)
                 for number in range(draws)
             ]
