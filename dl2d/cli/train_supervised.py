@@ -36,15 +36,14 @@ _GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other spe
 _UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
-def _asked(checkpoint: Checkpoint) -> str:
-    """Who else was learned from, which is known to decide as the recorded scheduler; empty for nobody."""
+def _asked(checkpoint: Checkpoint) -> list[str]:
+    """Line on the policy that was also learned from, since it decides as the recorded scheduler; none without one."""
     record = checkpoint.training["supervised"]
     if not record["asked"]:
-        return ""
-    return (
-        f", also of {record['asked']}, which gives the recorded sizes, in {counted(record['asked_slots'], 'slot')} of "
-        "recorded days replayed while running jobs keep their minimum size"
-    )
+        return []
+    slots = counted(record["asked_slots"], "slot")
+    replays = "replays of recorded days (it reproduces the recorded sizes)"
+    return [f"also learned from {slots} that `{record['asked']}` decided in {replays}"]
 
 
 def supervised(
@@ -148,7 +147,8 @@ def supervised(
         checkpoint = replace(checkpoint, training=training)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
-        f"{found.demonstrations} decisions learned from{_asked(checkpoint)}",
+        f"{found.demonstrations} decisions learned from",
+        *_asked(checkpoint),
         *recorded.deciders,
         *comparison_lines(found.comparison, found.yardstick),
         f"a policy from this checkpoint takes {acting}",

@@ -118,10 +118,10 @@ def recordings_of(name: str, workload: Workload) -> list[Recording]:
     return [Recording(snapshot, decision, chosen.placement) for snapshot, decision in recorder.slots]
 
 
-def demonstrated_under_floors(
+def demonstrations_with_floors(
     teacher: Policy, actor: Policy, workloads: Sequence[Workload], placement: Placement, tell: Tell
 ) -> list[Recording]:
-    """What a teacher decides in the states to which an actor comes when running jobs keep their minimum size.
+    """Teacher's decisions in the states that ``actor`` reaches when running jobs keep their minimum size.
 
     A replay ends early if the actor starts no job any more, or cannot decide.
     """

@@ -213,10 +213,11 @@ class SampleCollector:
             clusters.reset(over)
 
 
-def _windows(clusters: Clusters, settings: Settings) -> Windows:
+def _windows(clusters: Clusters, shown: Settings | ObservationEncoding) -> Windows:
+    """Windows on clusters in which jobs are shown as these settings say."""
     return Windows(
-        clusters, settings.window, first_bundles=settings.first_bundles, extras=settings.extras,
-        remaining_times=settings.remaining_times,
+        clusters, shown.window, first_bundles=shown.first_bundles, extras=shown.extras,
+        remaining_times=shown.remaining_times,
     )  # fmt: skip
 
 
@@ -250,10 +251,7 @@ def score(library: Library, encoding: ObservationEncoding, policy: Network, *, m
     everywhere = np.arange(2 * count)
     clusters = Clusters(library, 2 * count)
     clusters.reset(everywhere, np.tile(np.arange(count), 2), [np.random.default_rng(0) for _ in everywhere])
-    windows = Windows(
-        clusters, encoding.window, first_bundles=encoding.first_bundles, extras=encoding.extras,
-        remaining_times=encoding.remaining_times,
-    )  # fmt: skip
+    windows = _windows(clusters, encoding)
     windows.begin(everywhere)
     windows.refresh()
     noise = np.zeros((2 * count, 3 * windows.jobs + 1))

@@ -104,7 +104,8 @@ class Settings(Record):
     #: learning, which is slower with them, and in imitation, which needs them.
     extras: Flag = False
     supervised_extras: Flag = True
-    #: Whether observations have the features of the remaining time (``TIMES``, ibid.) in actor-critic learning.
+    #: Whether observations have the features of the remaining time (``TIMES``, ibid.) in actor-critic learning and in
+    #: the imitation of ``teacher``. The imitation of recorded slots has them if it has the extra ones.
     remaining_times: Flag = False
     #: Clusters that each learner simulates at once.
     clusters: Annotated[int, Whole(1, 4096)] = 128

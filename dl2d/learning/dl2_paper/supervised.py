@@ -18,7 +18,7 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell, silent
-from dl2d.learning.dl2_paper.demonstrations import demonstrated_under_floors, demonstrations_in
+from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, demonstrations_with_floors
 from dl2d.learning.dl2_paper.networks import (
     Net,
     begin,
@@ -55,11 +55,11 @@ _MAX_WINDOW: Final = 128
 #: lowest before, after which learning stops.
 _UPDATES_PER_CHECK: Final = 10
 _CHECKS_WITHOUT_GAIN: Final = 5
-#: Part of the tasks by which a known scheduler's sizes may differ from the recorded ones, and slots that this is seen
-#: in; and recorded days in which it is asked.
+#: Fraction of the tasks by which a known scheduler's sizes may differ from the recorded ones, on at most so many slots.
 _MAX_DIFFERING: Final = 0.01
-_COMPARED: Final = 300
-_DAYS: Final = 6
+_MAX_COMPARED_SLOTS: Final = 300
+#: Maximum number of workloads that are replayed to ask it.
+_MAX_REPLAYED_DAYS: Final = 6
 
 #: Called after each update with its number, the number of all, and the loss.
 OnUpdate = Callable[[int, int, float], None]
@@ -242,13 +242,13 @@ def imitate_recordings(
         stopping = None
         with contextlib.suppress(TooFewSamples):  # no job waited in these slots
             stopping = steps(split.stopping, 4_000)
-        slots, placement, days = list(split.training), given[0].placement, workloads[:_DAYS]
+        slots, placement, days = list(split.training), given[0].placement, workloads[:_MAX_REPLAYED_DAYS]
         teacher = None if fixed_sizes or not days else known_scheduler(slots)
         if teacher is not None:
-            slots += demonstrated_under_floors(teacher, teacher, days, placement, tell)
+            slots += demonstrations_with_floors(teacher, teacher, days, placement, tell)
         made, shown, losses = learned(slots)
         if teacher is not None:
-            slots += demonstrated_under_floors(teacher, Dl2PaperPolicy(made), days, placement, tell)
+            slots += demonstrations_with_floors(teacher, Dl2PaperPolicy(made), days, placement, tell)
             made, shown, losses = learned(slots)
         ways = {
             sampled: compare_sizes(
@@ -276,7 +276,7 @@ def imitate_recordings(
 
 def known_scheduler(recordings: Sequence[Recording]) -> Policy | None:
     """The policy of dl2d's that gives nearly all recorded sizes; None if none does."""
-    some = recordings[:: max(1, len(recordings) // _COMPARED)]
+    some = recordings[:: max(1, -(-len(recordings) // _MAX_COMPARED_SLOTS))]
     for policy in (Drf(), Fifo(), Srtf()):
         if compare_sizes(sizes_of(policy, 0), some).differing < _MAX_DIFFERING:
             return policy

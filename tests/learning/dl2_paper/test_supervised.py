@@ -18,7 +18,7 @@ from dl2d.core.errors import CheckpointError, TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.policy import Policy
 from dl2d.core.progress import silent
-from dl2d.learning.dl2_paper.demonstrations import demonstrated_under_floors, demonstrations_of
+from dl2d.learning.dl2_paper.demonstrations import demonstrations_of, demonstrations_with_floors
 from dl2d.learning.dl2_paper.networks import adopt, begin, described, policy_network, weights_of
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
@@ -339,7 +339,7 @@ def test_a_scheduler_is_known_by_its_sizes_and_asked_while_running_jobs_keep_the
     assert found is not None
     assert found.name == policy.name
     for actor in (found, Drf()):
-        shown = demonstrated_under_floors(found, actor, [workload], LoadBalance(), silent)
+        shown = demonstrations_with_floors(found, actor, [workload], LoadBalance(), silent)
         assert any(each.snapshot.floors for each in shown)
         for each in shown:
             asked = policy.decide(each.snapshot, each.packing(), np.random.default_rng(0))
