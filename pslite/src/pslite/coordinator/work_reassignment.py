@@ -105,7 +105,7 @@ def share_out_again(job: Job) -> None:
 
 
 def has_only_copy(job: Job, member: MemberState) -> bool:
-    """Whether a worker dies that may have weights which nobody else has: it sends those with which the job begins."""
+    """Whether this dead worker may be the only one that had the initial weights, which it sends to the servers."""
     pending = job.state.pending
     if pending is None or pending.phase == "preparing" or pending.previous is not None:
         return False

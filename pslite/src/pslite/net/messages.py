@@ -453,10 +453,9 @@ class Promote(Message):
 
 
 class Factors(Message):
-    """To a server: what the sums of squares of all servers give for the step from that version.
+    """To a server: factors computed from all servers' sums of squares, for the step after `version`.
 
-    `of` "gradient": what the gradients of all tensors are multiplied by, under 0 (clipping); "update": what LAMB
-    multiplies the updates of tensors by, by their numbers.
+    `of` "gradient": the clip factor of all gradients, at key 0; "update": LAMB's trust ratios, by number of the tensor.
     """
 
     version: int

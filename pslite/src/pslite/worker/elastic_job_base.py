@@ -31,7 +31,7 @@ from pslite.worker.single_process_session import SingleSession
 if TYPE_CHECKING:
     from pslite.worker.allreduce.worker import AllReduceWorker
 
-#: the session of a script that says later what it trains
+#: a session that is opened before the model is described
 OpenSession: TypeAlias = Worker | SingleSession
 Session: TypeAlias = "OpenSession | AllReduceWorker"
 
@@ -51,7 +51,7 @@ def session_for(spec: JobSpec) -> Session:
 
 
 def open_session() -> OpenSession:
-    """Return the session of a script that says later what it trains; as `session_for` otherwise."""
+    """Return a session that is opened before the model is described; as `session_for` otherwise."""
     return _session(None)
 
 

@@ -81,8 +81,9 @@ class Worker(Membership):
     def weights(self) -> Bundle:
         """Filled by the adapter with initial weights before `start`; holds the weights of `version` afterwards.
 
-        Another bundle after each step: until a new version is complete the old one stays as it is.  In an open job the
-        same one: from the first push of a step on, the new weights replace the old ones as they arrive.
+        Returns a different bundle after each step; the old one stays unchanged until the new version is complete.  In
+        an open job it is always the same one: from the first push of a step on, new weights replace the old ones as
+        they arrive.
         """
         return self._model.weights
 
