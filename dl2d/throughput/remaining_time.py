@@ -55,12 +55,12 @@ def remaining_seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     See ``measured_or_mean_speeds``. Of a job that nobody reports on it is the rest of its time limit.
     """
     speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
-    # Such a job's sample is a second.
+    # An unreported job counts its work in seconds, so its speed is 1.
     return {job.key: samples_left(job) / (1.0 if job.unreported else speeds[job.key]) for job in snapshot.jobs}
 
 
-def shortest_first(seconds: Floats, clusters: Ints) -> Ints:
-    """Place, from 0, of each of M jobs in the order of remaining time in its cluster; equal ones stay in their order.
+def ranks_by_remaining_time(seconds: Floats, clusters: Ints) -> Ints:
+    """Rank, from 0, of each of M jobs by remaining time in its cluster; equal ones stay in their order.
 
     ``clusters`` are numbers in ascending order.
     """
@@ -112,7 +112,7 @@ def speeds_or_means(speeds: Floats, types: Ints, clusters: Ints) -> Floats:
     measured = (speeds > 0.0) & (speeds < np.inf)
 
     def means(of: Ints, otherwise: Floats) -> Floats:
-        """Of the jobs with equal numbers, where any was measured."""
+        """Mean measured speed of jobs with the same number; ``otherwise`` where none was measured."""
         size = int(of.max(initial=-1)) + 1
         counts = np.bincount(of[measured], minlength=size)[of]
         sums = np.bincount(of[measured], speeds[measured], minlength=size)[of]

@@ -11,9 +11,9 @@ from dl2d.plugins import FactoryArguments, load_policy
 from dl2d.throughput.remaining_time import (
     epochs_left,
     epochs_left_of_all,
+    ranks_by_remaining_time,
     remaining_seconds,
     samples_left,
-    shortest_first,
     speeds_or_means,
 )
 
@@ -69,7 +69,7 @@ def test_speeds_and_places_are_those_of_the_jobs_own_cluster() -> None:
     clusters, types = np.array([0, 0, 0, 3, 3]), np.array([0, 1, 1, 1, 0])
     speeds = speeds_or_means(np.array([0.0, 4.0, 8.0, 0.0, 2.0]), types, clusters)
     assert speeds.tolist() == [6.0, 4.0, 8.0, 2.0, 2.0]
-    assert shortest_first(np.array([5.0, 1.0, 5.0, 2.0, 1.0]), clusters).tolist() == [1, 0, 2, 1, 0]
-    assert shortest_first(np.zeros(0), np.zeros(0, dtype=np.int64)).tolist() == []
+    assert ranks_by_remaining_time(np.array([5.0, 1.0, 5.0, 2.0, 1.0]), clusters).tolist() == [1, 0, 2, 1, 0]
+    assert ranks_by_remaining_time(np.zeros(0), np.zeros(0, dtype=np.int64)).tolist() == []
     declared, done = np.full(4, 10.0), np.array([0.0, 9.99, 10.05, 11.0])
     assert epochs_left_of_all(declared, done).tolist() == [epochs_left(10.0, each) for each in done.tolist()]

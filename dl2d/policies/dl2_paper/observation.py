@@ -22,10 +22,11 @@ Observations = Floats32
 SCALARS: Final = 5
 #: Features that not every network has: place in the batch, remaining share of the epochs, logarithms of workers, PSs.
 EXTRAS: Final = 4
-#: Features of the size that a job's user asks for, which not every network has either: logarithms of the workers and
-#: PSs that the job lacks of it; and of the remaining time: its logarithm, in slots, and the job's place in this order.
-#: They stand in this order before the extra ones.
+#: Features of the asked size, which not every network has: logarithms of the workers and PSs that a job still lacks of
+#: the size that its user asks for.
 ASKED: Final = 2
+#: Features of the remaining time, which not every network has: logarithm of the remaining slots, and the job's rank by
+#: remaining time. Order in the array: ASKED, TIMES, EXTRAS.
 TIMES: Final = 2
 #: What features are divided by, so that usual values are near 1.
 _AGE_SCALE: Final = 3.0

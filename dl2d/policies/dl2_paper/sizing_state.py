@@ -33,7 +33,7 @@ from dl2d.policies.dl2_paper.observation import (
     job_features,
     size_features,
 )
-from dl2d.throughput.remaining_time import remaining_seconds, shortest_first
+from dl2d.throughput.remaining_time import ranks_by_remaining_time, remaining_seconds
 
 #: What the actions of a job give it that may have any number of workers.
 STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
@@ -80,7 +80,7 @@ class Sizing:
         if encoding.remaining_times:
             seconds = remaining_seconds(snapshot)
             slots = np.array(list(seconds.values())) / encoding.slot_seconds
-            places = shortest_first(slots, np.zeros(len(slots), dtype=np.int64))
+            places = ranks_by_remaining_time(slots, np.zeros(len(slots), dtype=np.int64))
             self._times = dict(zip(seconds, zip(slots.tolist(), places.tolist(), strict=True), strict=True))
         #: Numbers of kinds of steps, and which kinds are known to have no room; see ``kinds``.
         self._kinds: dict[tuple[object, ...], int] = {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.policies.dl2_paper.observation import Layout, Observations, dominant_share, job_features, size_features
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport, in_bundles
-from dl2d.throughput.remaining_time import epochs_left_of_all, shortest_first, speeds_or_means
+from dl2d.throughput.remaining_time import epochs_left_of_all, ranks_by_remaining_time, speeds_or_means
 
 Masks = NDArray[np.int8]
 
@@ -225,7 +225,7 @@ class Windows:
         speeds = speeds_or_means(clusters.last_speed[at], clusters.model[at], rows)
         slots = epochs * clusters.samples[at] / speeds / clusters.seconds[rows]
         times = np.zeros((*clusters.present.shape, 2))
-        times[at] = np.stack([slots, shortest_first(slots, rows)], axis=1)
+        times[at] = np.stack([slots, ranks_by_remaining_time(slots, rows)], axis=1)
         return times
 
     def _show_sizes(self, rows: Ints, columns: Ints, jobs: Ints) -> None:
