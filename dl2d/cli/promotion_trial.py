@@ -255,7 +255,7 @@ def _not_counted(trained_on: Collection[str], why: str, split: Split, *, is_site
         *([deleted_in_words(split.deleted)] if split.deleted else []),
         *([too_large_in_words(split.too_large)] if is_site and split.too_large else []),
     ]
-    return f"{'; '.join(found)} and jobs that did not end do not count".removeprefix(" and ")
+    return f"{' and '.join([*(['; '.join(found)] if found else []), 'jobs that did not end'])} do not count"
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:

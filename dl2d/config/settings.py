@@ -328,7 +328,7 @@ class Settings(BaseSettings):
 
     @property
     def kept_too_short(self) -> tuple[str, ...]:
-        """Keys of rows that are kept for less time than ``learning.days``, for which versions are compared."""
+        """Settings ``store.keep_*_days`` that are shorter than ``learning.days``."""
         needed, keep = _DAY * self.learning.days, self.store.keep
         names = (name for name in ("decisions", "slots", "jobs") if getattr(keep, name) < needed)
         return tuple(f"store.keep_{name}_days" for name in names)

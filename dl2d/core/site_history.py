@@ -45,7 +45,7 @@ class History:
     starts: tuple[float, ...]
     #: Sizes that jobs came to have, with times in seconds since 1970.
     sizes: Mapping[JobKey, RecordedSizes] = field(default_factory=dict)
-    #: Of what was before, in seconds since 1970, jobs or decisions are no longer stored; 0 where all of them are.
+    #: Time from which jobs and decisions are complete, in seconds since 1970; 0: all are stored.
     complete_from: float = 0.0
     #: Kinds whose speeds are assumed, since no job reported any.
     assumed: frozenset[TrainingKind] = frozenset()

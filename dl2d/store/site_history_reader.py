@@ -52,7 +52,8 @@ def read_history(
             **_sizes(connection, begin, end, {job.key.slug: job.key for job in jobs}, first_decided),
         },
         complete_from=max(
-            _decisions_from(connection, slots, found, first_decided), _jobs_from(connection, states, found)
+            _decisions_complete_from(connection, slots, found, first_decided),
+            _jobs_complete_from(connection, states, found),
         ),
     )
 
@@ -72,10 +73,10 @@ def _first_decided(connection: Connection, slots: Sequence[tuple[int, float, str
     return connection.execute(select(func.min(DecisionRow.slot)).where(between)).scalar()
 
 
-def _decisions_from(
+def _decisions_complete_from(
     connection: Connection, slots: Sequence[tuple[int, float, str]], jobs: Iterable[Job], first_decided: int | None
 ) -> float:
-    """When the last of the slots was whose decisions were deleted, and a moment more; 0 if there are none.
+    """Time just after the last slot whose decisions were deleted; 0 if none were.
 
     Decisions are deleted from the oldest slot on, so these are all before the first slot that has any. The newest of
     them in which there was a job has it in its snapshot; there is none if no job had come yet.
@@ -91,8 +92,8 @@ def _decisions_from(
     return math.nextafter(without[-1][0], math.inf)
 
 
-def _jobs_from(connection: Connection, states: Sequence[ClusterState], jobs: Iterable[Job]) -> float:
-    """When the last of some states was in which there was a job that was deleted, and a moment more; 0 for none."""
+def _jobs_complete_from(connection: Connection, states: Sequence[ClusterState], jobs: Iterable[Job]) -> float:
+    """Time just after the last state with a job that was deleted; 0 if none was."""
     known = {job.key.slug for job in jobs}
     for state in reversed(states):
         unknown = {key.slug for key in state.epochs} - known
