@@ -129,7 +129,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             if not options.rounds:
                 return {"imitation": imitated, "as shipped": own}
             alone = night(replace(own, weights={**own.weights, "scorer": drawn}), "alone")
-            found = {"as shipped": own}
+            after, found = night(imitated, "after"), {"as shipped": own}
         else:
             split = recorded_days(
                 site(url, design, folder),
@@ -147,7 +147,8 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
                 return {"imitation": imitated}
             how = replace(SITE, iterations=options.rounds)
             alone, found = train(split.training, split.validation, how, seed=seed), {}
-            live = imitated
+            after, live = night(imitated, "after"), imitated
+            # From now on the store has speeds of sizes that the recorded scheduler does not give.
             for week in range(1, options.weeks + 1):
                 more, number = made(options.jobs, 500 + 100 * seed + week), store.last_slot_number() + 1
                 deciding = Dl2PaperPolicy(live, exploration=EXPLORATION)
@@ -155,8 +156,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
                 days = math.ceil((store.slots(limit=1)[0].at - MONDAY) / DAY)
                 live = night(live, f"week {week}", days)
                 found[f"own weeks: {week}"] = live
-        return {"imitation": imitated, "imitation, then learning": night(imitated, "after"), "learning alone": alone,
-                **found}  # fmt: skip
+        return {"imitation": imitated, "imitation, then learning": after, "learning alone": alone, **found}
 
 
 def site(url: str, design: str, checkpoint: Path) -> Settings:
