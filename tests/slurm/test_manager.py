@@ -712,7 +712,6 @@ def test_a_job_that_is_another_one_by_now_is_not_cancelled(
     assert [call.argv for call in slurm.calls("scancel")] == [["scancel", "2"]]
 
 
-@pytest.mark.parametrize("comment", ["dl2:fake.12.9:worker-0", "mine"])
 def scontrol_calls(slurm: FakeSlurm) -> list[list[str]]:
     return [call.argv[1:] for call in slurm.calls("scontrol") if call.argv[1] in ("requeue", "update")]
 
@@ -745,6 +744,7 @@ def test_an_anchor_that_has_ended_does_not_run_again(
     assert scontrol_calls(slurm) == []
 
 
+@pytest.mark.parametrize("comment", ["dl2:fake.12.9:worker-0", "mine"])
 def test_a_job_whose_user_changes_its_comment_is_stopped_all_the_same(
     slurm: FakeSlurm, manager_on: Managers, clock: Clock, comment: str
 ) -> None:
