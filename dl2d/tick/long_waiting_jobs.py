@@ -59,7 +59,8 @@ def held_back(
         if (end := _period_end(job, snapshot.at, after_seconds)) > snapshot.at
         or (held[job.key] != NOTHING and snapshot.at >= job.key.submitted + after_seconds)
     ]
-    long_waiting = _first_with_room(due, snapshot, placement)
+    # In most decisions no job is due: then nothing is packed.
+    long_waiting = _first_with_room(due, snapshot, placement) if due else None
     if long_waiting is None:
         return None
     sets, every = snapshot.may_use(), frozenset(node.name for node in snapshot.nodes)
@@ -129,17 +130,18 @@ def _first_with_room(due: Iterable[tuple[Job, float]], snapshot: Snapshot, place
     """The first of the jobs, each with the end of its period, whose minimum size is expected to fit by then.
 
     It has to fit beside running jobs that are expected to run for longer, jobs of others and what is kept free for
-    these, and in its limits.
+    these, and in its limits. Of equal demands the longest waiting is examined.
     """
     may_use, examined = snapshot.may_use(), set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
     empty = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets, snapshot.limits)
     for job, end in due:
         request = job.request
-        if not empty.fits(job, request.min_size):
+        demand = request.worker, request.ps, request.min_size, may_use.get(job.key)
+        if demand in examined or not empty.fits(job, request.min_size):
             continue
         if _beside_floors(snapshot, placement, running_after=end).fits(job, request.min_size):
             return job
-        examined.add((request.worker, request.ps, request.min_size, may_use.get(job.key)))
+        examined.add(demand)
         if len(examined) == _MAX_EXAMINED:
             break
     return None

@@ -35,6 +35,16 @@ def of_size(workers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def report_all(world: World, began: dict[JobKey, float], *, without_end: JobKey | None) -> None:
+    """Each job reports its state; it trains from its first tasks on, all but one for 40 s."""
+    for job in world.store.jobs(live=True):
+        if world.has(job.key) != NOTHING:
+            began.setdefault(job.key, world.now)
+        ends = job.key != without_end and world.now - began.get(job.key, world.now) >= 40.0
+        state = "finished" if ends else "running" if job.key in began else "waiting"
+        world.coordinator.beat(job.key, world.now, state=state)
+
+
 @pytest.mark.parametrize(
     ("policy", "rule", "starts"),
     [
@@ -63,12 +73,7 @@ def test_a_job_that_needs_the_whole_cluster_starts_beside_a_stream_of_small_ones
             large = world.submit(**of_size(8))
         report = world.tick(10.0)
         reasons.update(entry.binding_reason.text for entry in report.slot_decision.in_force.jobs)
-        for job in world.store.jobs(live=True):
-            if world.has(job.key) != NOTHING:
-                began.setdefault(job.key, world.now)
-            ends = job.key != large and world.now - began.get(job.key, world.now) >= 40.0
-            state = "finished" if ends else "running" if job.key in began else "waiting"
-            world.coordinator.beat(job.key, world.now, state=state)
+        report_all(world, began, without_end=large)
     assert (large in began) is starts
     assert any(text.startswith("waits until job 7 (") for text in reasons) is starts, reasons
 
@@ -127,12 +132,7 @@ def test_a_job_without_end_does_not_keep_the_remainder_of_the_cluster_idle() -> 
         if step > 2:
             world.submit(**of_size(1))
         world.tick(10.0)
-        for job in world.store.jobs(live=True):
-            if world.has(job.key) != NOTHING:
-                began.setdefault(job.key, world.now)
-            ends = job.key != endless and world.now - began.get(job.key, world.now) >= 40.0
-            state = "finished" if ends else "running" if job.key in began else "waiting"
-            world.coordinator.beat(job.key, world.now, state=state)
+        report_all(world, began, without_end=endless)
         busy.append(sum(world.has(job.key).workers for job in world.store.jobs(live=True)))
     assert large not in began
     assert min(busy[10:]) > 2
