@@ -32,11 +32,24 @@ def with_given(
     def given(job: JobKey, demand: Resources) -> Resources:
         return demand.maximum(rules[job](demand)) if job in rules and demand.thousandths else demand
 
-    held = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
+    held = held_by_handle(jobs, listing)
     return (
         tuple(_with_demands(job, given(job.key, job.request.worker), given(job.key, job.request.ps)) for job in jobs),
         tuple(_as_held(task, given(task.job, task.demand), held.get(task.handle, NO_RESOURCES)) for task in tasks),
     )
+
+
+def held_by_handle(jobs: Iterable[Job], listing: RmListing) -> dict[str, Resources]:
+    """What tasks that run hold, empty where it is not listed.
+
+    All tasks of a static job have its handle, for which what the whole job holds is listed: that is left out.
+    """
+    static = {job.anchor for job in jobs if job.static}
+    return {
+        job.handle: NO_RESOURCES if job.handle in static else job.held
+        for job in listing.jobs
+        if job.state.holds_resources
+    }
 
 
 def _with_demands(job: Job, worker: Resources, ps: Resources) -> Job:

@@ -15,6 +15,7 @@ from msgspec import structs
 from dl2d.core.jobs import Job
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
+from dl2d.tick.allocated_resources import held_by_handle
 from dl2d.tick.observe import LiveJobs
 
 #: What a node has, and what a task that has its node to itself demands and holds.
@@ -36,7 +37,7 @@ def with_whole_nodes(live: LiveJobs, listing: RmListing) -> tuple[LiveJobs, RmLi
     tasks = tuple(
         structs.replace(task, demand=task.demand + (_WHOLE if task.job in whole else _PART)) for task in live.tasks
     )
-    given = {job.handle: job.held for job in listing.jobs if job.state.holds_resources}
+    given = held_by_handle(live.jobs, listing)
     #: What tasks that run hold by the listing, and what of ``WHOLE_NODE`` they hold, by node.
     held: dict[str, list[Resources]] = defaultdict(list)
     more: dict[str, list[Resources]] = defaultdict(list)

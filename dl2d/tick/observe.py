@@ -55,19 +55,31 @@ class Observed:
     static: LiveJobs
 
 
-def observe(store: TickStore, manager: ResourceManager, ended_since: float | None) -> Observed:
+def observe(store: TickStore, manager: ResourceManager, ended_since: float | None, *, acts: bool) -> Observed:
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
-    A listing without nodes is incomplete: tasks run on some.
+    A listing without nodes is incomplete: tasks run on some. Where dl2d does not act (``acts``), policies decide on
+    static jobs, and those that wait are no claims: else each would find its own room taken.
 
     Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
     listing = manager.listing(ended_since, live_jobs(store)[0].tasks)
     if not listing.nodes:
         listing = replace(listing, incomplete=(*listing.incomplete, NO_NODES))
+    if not acts:
+        listing = _without_claims_of_static_jobs(listing)
     # Again: while the resource manager answered, jobs have registered, reported and been cancelled.
     elastic, static = live_jobs(store)
     return Observed(listing, elastic, static)
+
+
+def _without_claims_of_static_jobs(listing: RmListing) -> RmListing:
+    static = {handle for job in listing.jobs if job.static is not None for handle in (job.handle, job.shown_id)}
+    claims, limit_claims = (
+        tuple(claim for claim in claims if claim.handle not in static)
+        for claims in (listing.claims, listing.limit_claims)
+    )
+    return replace(listing, claims=claims, limit_claims=limit_claims)
 
 
 def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:

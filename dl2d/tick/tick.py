@@ -60,7 +60,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     plan, outcome, needless_wait, queue_history = Plan(), Outcome(), NeedlessWait(), state.queue_history
 
     # Observe, reconcile, and postpone idle coordinators
-    observed = observe(context.store, context.manager, state.ended_until)
+    observed = observe(context.store, context.manager, state.ended_until, acts=mode.acts)
     if mode.acts:
         context.store.check_lease()
         context.allow_changes()

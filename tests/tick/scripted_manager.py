@@ -153,7 +153,7 @@ class ScriptedManager(MemoryManager):
         first = static.nodes[0] if static.nodes else ""
         job = RmJob(
             handle=handle, state=state, user=static.owner.user, node=first, reason=reason, submitted=submitted,
-            static=static, ended=ended, array_id=array_id,
+            static=static, ended=ended, array_id=array_id, held=static.task * len(static.nodes),
         )  # fmt: skip
         self.put(job, tuple((node, static.task) for node in static.nodes))
 

@@ -15,7 +15,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role
-from dl2d.core.resource_manager import RmJobState, StaticJob
+from dl2d.core.resource_manager import Claim, RmJobState, StaticJob
 from dl2d.core.resources import Resources
 from dl2d.policies.fifo import Fifo
 from dl2d.testing import make_nodes
@@ -262,6 +262,34 @@ def test_shadow_decides_for_them_as_if_they_were_elastic(build) -> None:
     assert {entry.previous for entry in slot.shadow.jobs if entry.job == key} == {Allocation(3, 0)}
     assert slot.plan.starts == slot.plan.stops == ()
     assert nothing_was_done(world)
+
+
+def test_what_a_job_waits_for_and_holds_is_counted_once(build) -> None:
+    """The resource manager lists a waiting job among those that claim room, and of a running one what all of it holds.
+
+    Neither keeps a policy from giving these jobs what they have or ask for.
+    """
+    world = build(mode=Mode.SHADOW, policy=Fifo(), url="sqlite://")
+    task = Resources.of(cpu=2, gpu=1)
+    running = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
+    waiting = seen(world, "8", R.PENDING, a_static(workers=2), "Resources")
+    claim = Claim(handle="8", user="eve", priority=100, nodes=2, demand=task * 2, whole=True)
+    foreign = Claim(handle="9", user="bob", priority=50, nodes=1, demand=task, eligible=frozenset({"n4"}))
+    world.manager.claims = [claim, foreign]
+    report = world.tick()
+    assert {each.room for each in report.snapshot.tasks} == {task}
+    assert [each.handle for each in report.snapshot.claims] == ["9"]
+    slot = world.store.slot(1)
+    assert slot is not None
+    assert slot.shadow is not None
+    # 8 GPUs in all, one of which is claimed: fifo serves one job after the other.
+    assert slot.shadow.allocations() == {running: Allocation(7, 0), waiting: NOTHING}
+    world.manager.end("7", R.DONE)
+    world.tick(30)
+    slot = world.store.slot(2)
+    assert slot is not None
+    assert slot.shadow is not None
+    assert slot.shadow.allocations() == {waiting: Allocation(7, 0)}
 
 
 def rows(world: World, query: str) -> list[tuple[Any, ...]]:
