@@ -227,11 +227,12 @@ def elastic_jobs(site: Site) -> tuple[Path, list[JobKey]]:
     return gate, keys
 
 
-@pytest.mark.nightly
 @pytest.mark.slurm
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "Slurm is there")
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-@pytest.mark.parametrize("design", ["dl2-original", "dl2"])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.nightly])]
+)
+@pytest.mark.parametrize("design", ["dl2-original", pytest.param("dl2", marks=pytest.mark.nightly)])
 def test_each_step_works_and_is_in_the_database(
     tmp_path: Path, request: pytest.FixtureRequest, database: str, design: str
 ) -> None:
@@ -243,6 +244,10 @@ def test_each_step_works_and_is_in_the_database(
         daemon = site.daemon
         site.observe()
         site.dl2d("train", "supervised", "--design", name, "--out", "site")
+        if imitates:
+            learned_of = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design).training["supervised"]
+            assert learned_of["held_out"]["differing"] < learned_of["yardstick"]["as_before"]["differing"]
+            assert learned_of["held_out"]["started_same"] > learned_of["yardstick"]["drf"]["started_same"]
         learned = {"name": design, "checkpoint": str(tmp_path / "site")}
 
         site.change(Mode.SHADOW, learned)
