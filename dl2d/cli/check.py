@@ -68,6 +68,7 @@ from dl2d_slurm.cluster_check.configuration_advice import (
     options_advice,
     partition_advice,
     priorities_advice,
+    requeue_advice,
     unsuitable_options_advice,
 )
 from dl2d_slurm.cluster_check.unsupported_limits import limits_advice
@@ -364,6 +365,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                     asked = all(finding.good for finding in answers)
                     if asked and (advice := priorities_advice(parsed, os.environ)):
                         yield Finding("slurm priorities", True, advice, warning=True)
+                    if asked and (advice := requeue_advice(parsed, os.environ)):
+                        yield Finding("slurm requeue", True, advice, warning=True)
                     found = (*partition_advice(parsed, os.environ), options_advice(parsed, os.environ)) if asked else ()
                     for each in filter(None, found):
                         yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)

@@ -62,7 +62,7 @@ def apply(
     failures: list[Failure] = []
     starts = _with_few_of_unanswered(plan.starts, jobs, submitter.unanswered)
     for first in range(0, len(starts), submitter.batch):
-        if first and (context.timer() - begin >= context.submit_seconds or not _allowed(context)):
+        if first and not may_submit_more(context, begin):
             break
         tags, failed = _start(context, submitter, starts[first : first + submitter.batch], jobs, at, avoided)
         started += tags
@@ -91,8 +91,10 @@ def _with_few_of_unanswered(
     return kept
 
 
-def _allowed(context: Context) -> bool:
-    return context.start_allowance is None or context.start_allowance().tasks > 0
+def may_submit_more(context: Context, begin: float) -> bool:
+    """Whether a tick that has submitted since ``begin`` may go on: it has time left, and the manager takes more now."""
+    in_time = context.timer() - begin < context.submit_seconds
+    return in_time and (context.start_allowance is None or context.start_allowance().tasks > 0)
 
 
 def _start(

@@ -12,8 +12,8 @@ trained. (By that time a decision was made on the job, and its tasks wait in the
 - Other coordinators that wait may take the room before it. They are put back as soon as they are ready, and each time
   twice as many as the time before.
 - A coordinator that was put back starts again after 2 x (``queue_seconds`` + slot) at the earliest, doubled with each
-  requeue, up to 32 times (5 doublings). The resource manager starts it then, also if dl2d has ended meanwhile. When no
-  job lacks tasks any more and there is room, it starts sooner.
+  time that its job was requeued before, for whatever reason, up to 32 times (5 doublings). The resource manager starts
+  it then, also if dl2d has ended meanwhile. When no job lacks tasks any more and there is room, it starts sooner.
 """
 
 from __future__ import annotations
@@ -264,14 +264,15 @@ class _Room:
     def returning(self, jobs: Sequence[Job]) -> tuple[tuple[JobKey, RmJob], ...]:
         """The anchors of those of the postponed jobs for which there is room with their minimum sizes, earliest first.
 
-        None as long as one that starts again is on its way.
+        None as long as one that starts again is on its way: it runs and has not reported yet, or the resource manager
+        has not looked at it yet. One that waits for something else, such as a hold of its user, does not count.
         """
         waiting = [(job, self._anchors[job.key]) for job in jobs if job.key in self._anchors]
-        if any(not anchor.postponed for _, anchor in waiting):
+        if any(anchor.state is not RmJobState.PENDING or not anchor.reason for _, anchor in waiting):
             return ()
         packing, found = self._packing(), list[tuple[JobKey, RmJob]]()
         for job, anchor in sorted(waiting, key=lambda each: submit_order(each[0].key)):
-            if self._snapshot.at - job.key.submitted < _MIN_QUEUED_SECONDS:
+            if not anchor.postponed or self._snapshot.at - job.key.submitted < _MIN_QUEUED_SECONDS:
                 continue
             placed, _ = packing.place_all(anchor.held, Role.COORDINATOR, 1)
             if not placed or packing.add(job, job.request.min_size) is not None:

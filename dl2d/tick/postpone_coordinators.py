@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, JobState
+from dl2d.tick.apply import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_postponements
 from dl2d.tick.reconcile import LEAVES_FOR_OTHERS, Reconciled
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
+
+#: Maximum number of coordinators in a tick. Slurm takes three commands for each.
+_MAX_PER_TICK: Final = 32
+#: Why other jobs without tasks get none meanwhile.
+_ROOM_FOR_ANOTHER: Final = "coordinators are going back into the resource manager's queue so that another job has room"
 
 
 def postpone_coordinators(
@@ -22,7 +29,9 @@ def postpone_coordinators(
     """Put idle coordinators back into the queue, or have them start sooner; the state after that, and the next history.
 
     None is put back for jobs that are ``held_back`` (``long_waiting_jobs``). What the resource manager refuses is not
-    asked for again. Where it does not answer, the tick goes on without it, and a later one asks.
+    asked for again. Where it does not answer, the tick goes on without it, and a later one asks. A tick asks for
+    ``_MAX_PER_TICK`` at most, and for no more than the limits on starts allow; the next ones ask for the others. In a
+    tick that puts back any, no other job without tasks gets some.
     """
     postpone, guard_state, earlier = context.postpone, reconciled.guard_state, history
     if postpone is None or reconciled.listing.incomplete:
@@ -45,16 +54,17 @@ def postpone_coordinators(
         *((each.job.key, each.anchor, each.seconds) for each in found.leaving),
         *((key, anchor, 0.0) for key, anchor in found.returning),
     ]
-    refused, not_asked = set[JobKey](), set[JobKey]()
+    refused, not_asked, begin = set[JobKey](), set[JobKey](), context.timer()
+    rounds = earlier.rounds if earlier.beneficiary == history.beneficiary else 0
     for number, (key, anchor, seconds) in enumerate(requests, 1):
+        if number > _MAX_PER_TICK or not may_submit_more(context, begin):
+            not_asked = {key for key, _, _ in requests[number - 1 :]}
+            break
         try:
             postpone(anchor.identity, seconds)
         except Unavailable as error:
             log.warning("the resource manager does not answer", handle=anchor.handle, error=str(error))
             not_asked = {key for key, _, _ in requests[number:]}
-            # It does not count as a round: the next tick asks for those that were not asked.
-            rounds = earlier.rounds if earlier.beneficiary == history.beneficiary else 0
-            history = replace(history, rounds=rounds)
             break
         except ResourceManagerError as error:
             log.error("the resource manager does not postpone a coordinator", handle=anchor.handle, error=str(error))
@@ -65,13 +75,22 @@ def postpone_coordinators(
                      reason=noted[key].reason)  # fmt: skip
         else:
             log.info("coordinator may start now", job=key.id, handle=anchor.handle)
+    else:  # The round counts only when all of it was asked for.
+        rounds = history.rounds
+    history = replace(history, rounds=rounds)
     stay = noted.keys() & (refused | not_asked)
     if stay:
         kept = {key: why for key, why in guard_state.postponed.items() if key not in stay}
         guard_state = replace(guard_state, postponed=kept)
         context.store.keep_guard_state(guard_state)
-    silent = dict.fromkeys(noted.keys() - stay, LEAVES_FOR_OTHERS)
+    silent = {**reconciled.silent, **dict.fromkeys(noted.keys() - stay, LEAVES_FOR_OTHERS)}
+    if noted:
+        # What is free already is part of the room that is made.
+        with_tasks = {task.job for task in reconciled.snapshot.tasks} | {history.beneficiary}
+        for key, job in reconciled.jobs.items():
+            if job.state is JobState.READY and key not in with_tasks:
+                silent.setdefault(key, _ROOM_FOR_ANOTHER)
     return (
-        replace(reconciled, guard_state=guard_state, silent={**reconciled.silent, **silent}),
+        replace(reconciled, guard_state=guard_state, silent=silent),
         replace(history, refused=history.refused | refused),
     )

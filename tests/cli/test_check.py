@@ -321,6 +321,19 @@ def test_priorities_that_only_tell_who_came_first(
     assert ("use yield: always in resource_manager.slurm.sharing" in said) is warns
 
 
+@pytest.mark.parametrize(("requeues", "warns"), [("JobRequeue = 0\n", True), ("JobRequeue = 1\n", False), ("", False)])
+def test_slurm_that_requeues_no_job_by_itself(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requeues: str, warns: bool
+):
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.answer("sinfo", rows=[node_row("n1")], **{"--version": {"stdout": "slurm 26.05.5\n"}})
+    slurm.answer("scontrol", stdout=f"ClusterName = fake\n{requeues}MinJobAge = 300 sec\n")
+    (tmp_path / "bin" / "munge").symlink_to("unmunge")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    config = configured(tmp_path, resource_manager={"name": "slurm", "slurm": {"backend": "command"}})
+    assert ("set JobRequeue=1" in warned(dl2d, config).get("slurm requeue", "")) is warns
+
+
 @pytest.mark.parametrize(("setting", "warns"), [("", True), ("cpu,gpu", True), ("cpu", False)])
 def test_partitions_that_give_each_node_to_one_user(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, warns: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from msgspec import structs
@@ -13,7 +14,7 @@ from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.errors import Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
 from dl2d.core.resize_guard_state import Postponement
-from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState
+from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
@@ -30,12 +31,15 @@ WAIT = 480.0
 class Crowd(World):
     """A cluster of two nodes with four CPUs each, where anchors and tasks of one CPU wait in one queue."""
 
+    node_count: int = 2
+    #: Minimum number of workers of the first job.
+    first_needs: int = 1
     starts: dict[str, float] = field(default_factory=dict)
     postpones: bool = True
     refuses: ResourceManagerError | None = None
 
     def __post_init__(self) -> None:
-        self.url, self.queues_tasks, self.cluster_nodes = "", True, make_nodes(2, cpu=4)
+        self.url, self.queues_tasks, self.cluster_nodes = "", True, make_nodes(self.node_count, cpu=4)
         super().__post_init__()
         #: What was asked for: handles and seconds.
         self.asked: list[tuple[str, float]] = []
@@ -71,7 +75,10 @@ class Crowd(World):
                 self.put(structs.replace(job, state=RmJobState.RUNNING, node=free[0], reason="", postponed=False))
                 key = JobKey("test", job.handle, job.submitted)
                 if self.store.job(key) is None:
-                    made = make_job(job.handle, worker=CPU, ps=CPU, max_workers=2, max_ps=1)
+                    workers = self.first_needs if job.handle == "1" else 1
+                    made = make_job(
+                        job.handle, worker=CPU, ps=CPU, min_workers=workers, max_workers=workers + 1, max_ps=1
+                    )
                     self.store.add_job(replace(made, key=key, anchor=job.handle))
         self.manager.start_queued()
         self.manager.claims = [
@@ -193,6 +200,30 @@ def test_a_resource_manager_that_does_not_answer_is_asked_again(crowd: Crowd) ->
     # Of the first it is not known whether the resource manager has put it back; the other was not asked.
     assert [handle for handle, _ in crowd.asked[:3]] == ["8", "7", "8"]
     assert any(job.state is JobState.RUNNING for job in crowd.store.jobs(live=True))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "each_tick"), [(None, [32, 4]), (10, [10, 10, 10, 6])], ids=["any number", "rate limit"]
+)
+def test_a_tick_puts_back_few_at_once_and_the_next_ones_the_others(allowed: int | None, each_tick: list[int]) -> None:
+    crowd = Crowd(node_count=11, first_needs=35)
+    crowd.arrive(44)
+    if allowed is not None:  # in each tick, by what was asked for before it
+        crowd.start_allowance = lambda: StartAllowance(before + allowed - len(crowd.asked), "the rate of requests")
+    asked = [0]
+    while asked[-1] < 36 and len(asked) < 30:
+        before = len(crowd.asked)
+        crowd.go_on(50.0)
+        asked.append(len(crowd.asked))
+    assert [more for before, after in pairwise(asked) if (more := after - before)] == each_tick
+    # As one round: the latest, each once.
+    assert [handle for handle, _ in crowd.asked] == [str(number) for number in range(44, 8, -1)]
+    assert crowd.state.idle_history.rounds == 1
+    # No other job has taken the room meanwhile.
+    crowd.go_on(50.0)
+    states = {job.key.id: job.state for job in crowd.store.jobs(live=True)}
+    assert [id_ for id_, state in states.items() if state is JobState.RUNNING] == ["1"]
+    crowd.close()
 
 
 # The rule
@@ -329,7 +360,9 @@ def test_those_that_were_put_back_come_when_no_job_lacks_tasks_and_there_is_room
     jobs, anchors = jobs_with_anchors(["n1", "n1", "n1", "n2", "n2"])
     waiting = tuple(replace(job, state=JobState.SUBMITTED) for job in jobs[1:])
     for job in waiting:
-        anchors[job.key] = structs.replace(anchors[job.key], state=RmJobState.PENDING, node="", postponed=True)
+        anchors[job.key] = structs.replace(
+            anchors[job.key], state=RmJobState.PENDING, node="", reason="BeginTime", postponed=True
+        )
     running = replace(jobs[0], state=JobState.RUNNING)
     away = {job.key: Postponement(0.0, "because") for job in waiting}
     snapshot = snapshot_of([running], anchors)
@@ -342,11 +375,16 @@ def test_those_that_were_put_back_come_when_no_job_lacks_tasks_and_there_is_room
     assert returning() == ["2", "3"]
     assert returning(others_wait=True) == []
     assert returning(postponed={}) == []
-    # One is on its way.
-    anchors[jobs[4].key] = structs.replace(anchors[jobs[4].key], postponed=False)
-    assert returning() == []
+    # One is on its way: Slurm has not looked at it yet, or it has started and has not reported.
+    for change in ({"reason": ""}, {"state": RmJobState.RUNNING, "reason": "", "node": "n2"}):
+        waits = anchors[jobs[4].key]
+        anchors[jobs[4].key] = structs.replace(waits, postponed=False, **change)
+        assert returning() == []
+        anchors[jobs[4].key] = waits
+    # One that somebody holds neither comes nor keeps the others waiting.
+    anchors[jobs[1].key] = structs.replace(anchors[jobs[1].key], postponed=False, reason="JobHeldUser")
+    assert returning() == ["3", "4"]
     # Not within two minutes.
-    anchors[jobs[4].key] = structs.replace(anchors[jobs[4].key], postponed=True)
     assert [
         key.id
         for key, _ in found(replace(snapshot, at=1100.0), anchors, submitted=waiting, postponed=away)[0].returning

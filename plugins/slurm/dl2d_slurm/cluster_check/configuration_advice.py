@@ -85,6 +85,20 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
     )
 
 
+def requeue_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
+    """What is advised where Slurm requeues no job unless its user asks for it; "" as for ``priorities_advice``."""
+    try:
+        requeues = configured(_commands(settings, environ), "JobRequeue") != "0"
+    except ResourceManagerError:
+        return ""
+    if requeues:
+        return ""
+    return (
+        "JobRequeue is 0: a job whose coordinator is preempted or loses its node does not start again, and idle "
+        "coordinators cannot make room for others, except of jobs submitted with --requeue; set JobRequeue=1"
+    )
+
+
 def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Iterator[Advice]:
     """What is wrong with partitions: names in the settings, and what dl2d does not know of; nothing as above."""
     try:
