@@ -30,6 +30,9 @@ _OTHER_KINDS = 8
 NO_NODES: Final = "it has no nodes"
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
 _REPLACE_SECONDS: Final = 300.0
+#: A job whose anchor reaches its time limit sooner gets no more tasks: one takes up to a minute to start, and needs
+#: time to join and to train.
+MIN_USEFUL_SECONDS: Final = 120.0
 #: Tasks and anchors whose time limits differ by no more count as ending together. Largest difference that the Slurm
 #: plug-in makes (``bf_resolution`` up to 300 s + 60 s + rounding to minutes).
 SAME_END_SECONDS: Final = 420.0

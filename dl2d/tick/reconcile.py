@@ -28,7 +28,7 @@ from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
-from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot
+from dl2d.tick.observe import MIN_USEFUL_SECONDS, LiveJobs, Observed, live_jobs, take_snapshot
 from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
@@ -73,8 +73,8 @@ class Reconciled:
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
-    #: was ended from outside or says that its training is done, an anchor that is ending, suspended or not listed any
-    #: more, or they are ``starting``.
+    #: was ended from outside or says that its training is done, an anchor that is ending, suspended, close to its time
+    #: limit or not listed any more, or they are ``starting``.
     silent: Mapping[JobKey, str]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -198,7 +198,9 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     silent = {
         job.key: cause
         for job in elastic.jobs
-        if (cause := _cause_of_silence(context, job, matches.listed, calling_unlisted, calling_since.keys()))
+        if (
+            cause := _cause_of_silence(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at)
+        )
         or (job.key in guard_state.postponed and (cause := LEAVES_FOR_OTHERS))
     }
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
@@ -414,8 +416,9 @@ def _cause_of_silence(
     listed: Mapping[str, RmJob],
     calling_unlisted: Collection[str],
     calling: Collection[JobKey],
+    at: float,
 ) -> str:
-    """Why a job keeps what it has, because nothing is known of its coordinator or it admits no tasks; empty if not."""
+    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon; or ""."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
@@ -426,6 +429,8 @@ def _cause_of_silence(
         return "the resource manager is ending its anchor"
     if anchor is not None and anchor.not_executing:
         return ANCHOR_NOT_EXECUTING
+    if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < MIN_USEFUL_SECONDS:
+        return f"its batch job reaches its time limit in less than {MIN_USEFUL_SECONDS / 60:g} minutes"
     if tag in calling_unlisted:
         return "the resource manager does not list its anchor, whose coordinator still reports"
     return "" if job.key in calling else "its coordinator is silent"

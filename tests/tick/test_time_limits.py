@@ -80,6 +80,20 @@ def test_tasks_that_end_with_their_anchor_are_not_replaced(build) -> None:
     assert {task.number for task in world.store.tasks(live=False, job=key)} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(("left", "starts"), [(130.0, 2), (119.0, 0), (-30.0, 0)])
+def test_no_task_is_started_shortly_before_the_time_limit_of_its_anchor(build, left: float, starts: int) -> None:
+    world = build(url="sqlite://")
+    key = world.settled(max_workers=1, max_ps=1)
+    limit(world, left + 10, of=is_anchor)
+    for task in world.tasks(key):
+        world.manager.end(task.handle, RmJobState.TIME_LIMIT, "TIMEOUT")
+    report = world.tick(10.0)
+    assert len(report.plan.starts) == starts
+    (entry,) = report.slot_decision.in_force.jobs
+    said = "its batch job reaches its time limit in less than 2 minutes"
+    assert any(said in reason.text for reason in entry.guarded) is (not starts)
+
+
 @pytest.mark.parametrize("ahead", [7200.0, -7200.0])
 def test_a_clock_that_differs_from_the_resource_managers_replaces_no_task_too_early_or_late(
     build, ahead: float
