@@ -254,31 +254,41 @@ def test_a_limit_of_the_qos_of_a_job_or_its_partition_is_that_of_jobs_with_both(
 @pytest.mark.parametrize(
     ("left", "settings", "minutes"),
     [
-        (1790, {}, 28),
-        (1800, {}, 28),
-        (300, {}, 3),
-        (130, {}, 1),
-        (50, {}, 1),
-        (-5, {}, 1),
-        (1790, {"time_limit": "20"}, 20),
-        (1790, {"time_limit": "0-10:00"}, 28),
-        (1790, {"time_limit": "00020"}, 20),
-        (7190, {}, 100),
+        (1790, {}, [29, 28]),
+        (1800, {}, [30, 28]),
+        (300, {}, [5, 3]),
+        (130, {}, [2, 1]),
+        (50, {}, [1]),
+        (-5, {}, [1]),
+        (1790, {"time_limit": "20"}, [20]),
+        (1790, {"time_limit": "0-10:00"}, [29, 28]),
+        (1790, {"time_limit": "00020"}, [20]),
+        (7190, {}, [100]),
     ],
     ids=[
         *("rounded", "whole", "short", "shorter", "less than a minute", "over", "setting", "longer setting"),
         *("long number", "partition"),
     ],
 )
-def test_a_task_has_what_is_left_of_its_anchors_time_but_ends_some_minutes_before_it(
-    slurm: FakeSlurm, manager_on: Managers, clock: Clock, left: int, settings: dict[str, object], minutes: int
+def test_a_task_has_what_is_left_of_its_anchors_time_and_less_if_it_is_backfilled(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, left: int, settings: dict[str, object], minutes: list[int]
 ) -> None:
     slurm.answer("squeue", rows=[job_row(12, EndTime=int(clock.now) + left)])
     slurm.answer("sinfo", rows=[node_row("n1", Time="1:40:00"), node_row("n1", PartitionName="all")])
     manager = manager_on(**settings)
     manager.listing()
     manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
-    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == [f"--time={minutes}"]
+    words = [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")]
+    assert words == [f"{option}={each}" for option, each in zip(("--time", "--time-min"), minutes, strict=False)]
+
+
+def test_an_administrators_time_replaces_both(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+    slurm.answer("squeue", rows=[job_row(12, EndTime=int(clock.now) + 1790)])
+    manager = manager_on(sbatch_options=["--time=5"])
+    manager.listing()
+    manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
+    words = [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")]
+    assert words == ["--time=29", "--time=5"]
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,18 @@ def test_tasks_start_before_a_job_that_slurm_plans_for_the_end_of_their_anchor(
     assert listed(manager, rigid).state is RmJobState.PENDING
 
 
+def test_no_task_outlives_its_anchor_where_nobody_waits_for_its_room(real: Real, manager: SlurmManager) -> None:
+    """How long before that it ends depends on which of Slurm's schedulers starts it."""
+    anchor = real.cluster.submit_as(real.alice, ANCHOR, "--time=20", "--gres=gpu:0", "--mem=50")
+    ends = wait_for(real, manager, anchor, RmJobState.RUNNING).time_limit_at
+    handle = manager.submit(msgspec.structs.replace(alices(real, FOREVER), job=JobKey("lab", anchor, 1)))
+    started = wait_for(real, manager, handle, RmJobState.RUNNING)
+    assert ends - 180 <= started.time_limit_at <= ends + 60
+    asked = real.cluster.run("squeue", "--noheader", f"--jobs={handle}", "--Format=MinTime,TimeLimit").stdout.split()
+    assert asked[0] in ("18:00", "17:00")
+    assert asked[1] in (asked[0], "19:00")
+
+
 #: Words of ``scontrol show job`` and variables of batch scripts that differ between any two jobs, ...
 OF_EACH_JOB = (
     *("JobId", "SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_SLUID", "SLURM_TASK_PID"),

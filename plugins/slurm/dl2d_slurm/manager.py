@@ -73,7 +73,7 @@ from dl2d_slurm.submission.partitions import (
     partitions_of,
     partitions_that_allow,
     task_partitions,
-    task_time_limit,
+    task_time_limits,
 )
 from dl2d_slurm.submission.sbatch_options import (
     NO_OPTIONS,
@@ -432,16 +432,16 @@ class SlurmManager:
         most = self._max_seconds_by_job.get(task.job.id, self._max_task_seconds)
         now = self._clock()
         backfill_seconds = self._allocation_rules.at(now, ask=False).backfill_seconds
-        time_limit = (
-            task_time_limit(anchor_ends, now, most, names, self._partitions, backfill_seconds)
+        time_limit, time_min = (
+            task_time_limits(anchor_ends, now, most, names, self._partitions, backfill_seconds)
             if anchor_ends
-            else self._settings.time_limit
+            else (self._settings.time_limit, "")
         )
         if time_limit:
             names = partitions_that_allow(time_limit_minutes(time_limit), names, self._partitions)
         argv = sbatch_arguments(
             task, self._settings, self._spelling,
-            as_owner=as_owner, partition=",".join(names), time_limit=time_limit, anchor=inherited,
+            as_owner=as_owner, partition=",".join(names), time_limit=time_limit, time_min=time_min, anchor=inherited,
         )  # fmt: skip
         text = batch_script(task)
         self._submit_rate.take()

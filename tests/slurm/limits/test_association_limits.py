@@ -565,16 +565,16 @@ QOS_WALL = "QOS=high(3) GrpTRES=cpu=N(0) MaxWallPJ={} Account Limits=No Accounts
 @pytest.mark.parametrize(
     ("text", "minutes"),
     [
-        ("", 58),
+        ("", 60),
         (WALL.format("alice(7)", "", "20"), 20),
-        (WALL.format("alice(7)", "", ""), 58),
-        (WALL.format("alice(7)", "", "90"), 58),
-        (WALL.format("", "", "20"), 58),  # users' records repeat it
-        (WALL.format("bob(7)", "", "20"), 58),
-        (WALL.format("alice(7)", "cpu", "20"), 58),
+        (WALL.format("alice(7)", "", ""), 60),
+        (WALL.format("alice(7)", "", "90"), 60),
+        (WALL.format("", "", "20"), 60),  # users' records repeat it
+        (WALL.format("bob(7)", "", "20"), 60),
+        (WALL.format("alice(7)", "cpu", "20"), 60),
         (WALL.format("alice(7)", "", "20") + QOS_WALL.format("30"), 30),  # in place of the association's
         (QOS_WALL.format("10"), 10),
-        (QOS_WALL.format("10").replace("high", "low"), 58),
+        (QOS_WALL.format("10").replace("high", "low"), 60),
     ],
 )
 def test_tasks_have_no_longer_time_limit_than_association_and_qos_allow(
@@ -586,4 +586,4 @@ def test_tasks_have_no_longer_time_limit_than_association_and_qos_allow(
     manager = manager_on()
     assert manager.listing().growth_limits == ()
     manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
-    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")] == [f"--time={minutes}"]
+    assert [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time=")] == [f"--time={minutes}"]

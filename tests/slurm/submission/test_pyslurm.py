@@ -74,7 +74,7 @@ def manager(manager_on: Managers, pyslurm: FakePyslurm) -> SlurmManager:
 
 
 def test_a_task_is_submitted_as_its_owner(slurm: FakeSlurm, manager_on: Managers, pyslurm: FakePyslurm) -> None:
-    options = ["--reservation=ml,other", "--constraint=a&b", "--exclude=n[7-8]"]
+    options = ["--reservation=ml,other", "--constraint=a&b", "--exclude=n[7-8]", "--time-min=1400"]
     manager = manager_on(
         uid=64030, pyslurm_python=str(pyslurm.python), sbatch_options=options, time_limit="1-00:30:00", partition="a,b"
     )
@@ -104,6 +104,7 @@ def test_a_task_is_submitted_as_its_owner(slurm: FakeSlurm, manager_on: Managers
         "required_nodes": ["n1"],
         "partitions": ["a", "b"],
         "time_limit": 1470,
+        "time_limit_min": 1400,
         "reservations": ["ml", "other"],
         "constraints": "a&b",
         "excluded_nodes": ["n7", "n8"],

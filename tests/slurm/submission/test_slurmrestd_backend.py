@@ -165,6 +165,7 @@ def test_a_task_is_submitted_as_its_owner(
         ("--time=0", {"set": True, "infinite": True}),
         ("--time=UNLIMITED", {"set": True, "infinite": True}),
         ("--time=90", {"set": True, "number": 90}),
+        ("--time-min=88", {"set": True, "number": 88}),
         ("--time=20160", {"set": True, "number": 20160}),
         ("--time=0:30", {"set": True, "number": 1}),
         ("--time=12:30", {"set": True, "number": 13}),

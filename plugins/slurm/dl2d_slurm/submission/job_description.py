@@ -110,6 +110,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "--qos": ("qos", _text),
     "--reservation": ("reservation", _text),
     "--time": ("time_limit", _minutes),
+    "--time-min": ("time_minimum", _minutes),
     "--uid": ("user_id", _id),
     "--wckey": ("wckey", _text),
 }

@@ -61,26 +61,35 @@ def partitions_that_allow(
     return [name for name in names if largest_limit([name], partitions) >= seconds] or names
 
 
-def task_time_limit(
+def task_time_limits(
     anchor_ends: float,
     now: float,
     most: float,
     names: Iterable[str],
     partitions: Mapping[str, Partition],
     backfill_seconds: int = 60,
-) -> str:
-    """``--time`` of a task job in minutes: what is left of its anchor's, less what backfill needs to start it.
+) -> tuple[str, str]:
+    """``--time`` of a task job in minutes, what is left of its anchor's, and ``--time-min``, "" for none.
 
     For a job that waits for the anchor's room, Slurm plans the nodes from the anchor's end on, rounded down to
-    ``backfill_seconds`` (``bf_resolution``), and starts no task on these nodes that would end after this time. So tasks
-    end some minutes before their anchor, but have at least half of what is left, and never less than one minute.
+    ``backfill_seconds`` (``bf_resolution``), and backfills no task on these nodes that would end after this time. So a
+    task that is backfilled gets ``--time-min``, with which it ends before that, if it waits no longer than
+    ``_START_SECONDS``. It is at least half of what is left. Neither is less than a minute.
 
     No task has more than ``most`` seconds, or more than all of its partitions ``names`` allow. ``anchor_ends`` is
     infinite for an anchor without a time limit.
     """
-    seconds = min(largest_limit(names, partitions), most)
-    if not math.isinf(anchor_ends):
-        step = max(min(backfill_seconds, _MAX_BACKFILL_SECONDS), 1)
-        seconds = min(seconds, max(anchor_ends // step * step - now - _START_SECONDS, (anchor_ends - now) / 2))
-    # Slurm takes whole minutes: rounded down.
-    return "UNLIMITED" if math.isinf(seconds) else str(max(1, math.floor(seconds / 60)))
+    longest = min(largest_limit(names, partitions), most, anchor_ends - now)
+    if math.isinf(longest):
+        return "UNLIMITED", ""
+    minutes = _whole_minutes(longest)
+    if math.isinf(anchor_ends):
+        return str(minutes), ""
+    step = max(min(backfill_seconds, _MAX_BACKFILL_SECONDS), 1)
+    shortest = _whole_minutes(max(anchor_ends // step * step - now - _START_SECONDS, (anchor_ends - now) / 2))
+    return str(minutes), str(shortest) if shortest < minutes else ""
+
+
+def _whole_minutes(seconds: float) -> int:
+    """Slurm takes whole minutes: rounded down, at least one."""
+    return max(1, math.floor(seconds / 60))

@@ -25,6 +25,7 @@ _NAMES = {
     "requeue": "is_requeueable",
     "reservation": "reservations",
     "tasks": "ntasks",
+    "time_minimum": "time_limit_min",
     "tres_per_node": "gres_per_node",
 }
 
@@ -66,7 +67,7 @@ def _attribute_value(name: str, value: Any) -> object:
     """A field of slurmrestd as the value of pyslurm's attribute."""
     if name == "environment":
         return dict(variable.split("=", 1) for variable in value)
-    if name in ("memory_per_node", "time_limit"):
+    if name in ("memory_per_node", "time_limit", "time_minimum"):
         return "UNLIMITED" if value.get("infinite") else value["number"]
     if name in ("partition", "reservation"):
         return value.split(",")

@@ -74,6 +74,7 @@ def sbatch_arguments(
     as_owner: bool,
     partition: str = "",
     time_limit: str = "",
+    time_min: str = "",
     anchor: AnchorOptions = NO_OPTIONS,
 ) -> list[str]:
     """Options of sbatch. Values that users chose are always behind a ``=``, so none can become an option.
@@ -84,8 +85,9 @@ def sbatch_arguments(
         Slurm's own spelling of generic resources, by dl2d's lower-case names.
     as_owner
         Whether to become the owner (root may); otherwise the job belongs to whoever runs the daemon.
-    partition, time_limit
-        Where the task is to run, and for how long; empty for what the settings and the owner have.
+    partition, time_limit, time_min
+        Where the task is to run, for how long, and with which limit if it is backfilled; empty for what the settings
+        and the owner have.
     anchor
         What its user gave to sbatch for its anchor.
 
@@ -110,6 +112,8 @@ def sbatch_arguments(
         ("--account", owner.account),
         ("--qos", owner.qos),
         ("--time", time_limit or settings.time_limit),
+        # With a --time of the administrator's, it might be longer than that.
+        ("--time-min", "" if any(word.startswith("--t") for word in settings.sbatch_options) else time_min),
     ):
         if value:
             chosen.append(f"{option}={value}")
