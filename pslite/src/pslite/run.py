@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
-from pslite.job.printable_text import tell
+from pslite.job.printable_text import give_up_unwritten_text, tell
 from pslite.launch.environment_parsing import (
     DURABILITY_VARIABLE,
     PROGRESS_VARIABLE,
@@ -119,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        give_up_unwritten_text()
 
 
 def become_server(environ: Mapping[str, str]) -> None:

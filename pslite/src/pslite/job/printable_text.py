@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 
 
@@ -24,6 +26,26 @@ def indented(text: str) -> str:
 
 
 def tell(program: str, text: str) -> None:
-    """Write a text for the user to standard error, after the name of the program or task that says it."""
-    sys.stderr.write(f"{program}: {indented(text)}\n")
-    sys.stderr.flush()
+    """Write a text for the user to standard error, after the name of the program or task that says it.
+
+    A text that cannot be written, for instance because the disk is full, must not end the training: it is written with
+    the next one, or lost.
+    """
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{program}: {indented(text)}\n")
+        sys.stderr.flush()
+
+
+def flush_output() -> None:
+    """Write what standard output and standard error hold back, as far as that is possible."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+
+
+def give_up_unwritten_text() -> None:
+    """At the end of a program: drop text that cannot be written, for which Python would change its exit status."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 import traceback
@@ -28,7 +27,7 @@ from pslite.coordinator.state_log_entries import decode
 from pslite.errors import Cancelled, PsliteError, UsageError
 from pslite.incident_limits import MAX_DEATHS, Incident
 from pslite.job.membership_source import MembershipSource
-from pslite.job.printable_text import tell
+from pslite.job.printable_text import flush_output, tell
 from pslite.launch.coordinator_supervisor_channel import (
     MAX_BYTES,
     FromCoordinator,
@@ -185,8 +184,7 @@ class Supervisor:
     def _run_coordinator(self) -> int:
         """Run one coordinator; return how its process ended, as waitpid(2) does."""
         ours, theirs = socket.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         child = os.fork()
         if not child:
             ours.close()
@@ -274,9 +272,8 @@ class Supervisor:
         except BaseException:  # noqa: BLE001  (the process ends here, whatever it is)
             traceback.print_exc()
         finally:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            with contextlib.suppress(ValueError):
+                flush_output()
             os._exit(code)
 
 

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from pslite.errors import PsliteError, RolledBack
-from pslite.job.printable_text import tell
+from pslite.job.printable_text import give_up_unwritten_text, tell
 from pslite.launch.environment_parsing import task_environment
 from pslite.launch.signals import OWN
 from pslite.server import Server
@@ -36,6 +36,8 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        give_up_unwritten_text()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from pslite.errors import JobFailed
-from pslite.job.printable_text import tell
+from pslite.job.printable_text import flush_output, tell
 
 #: where the script was started: relative names on its command line are valid there
 _FOLDER = os.readlink("/proc/self/cwd")  # noqa: PTH115  (it may be gone)
@@ -72,7 +72,7 @@ class ScriptProcess:
         The program is replaced by a fresh one of the same command line; dl2-run goes on watching the same process.
         """
         tell("pslite", f"{reason}; the script starts again")
-        sys.stdout.flush()
+        flush_output()
         for child in multiprocessing.active_children():
             child.kill()  # workers of a data loader, which would go on
         with contextlib.suppress(OSError):
