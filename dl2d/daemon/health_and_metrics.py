@@ -65,7 +65,7 @@ class Health:
         self._error, self._failed_at = "", 0.0
         self._lock = Lock()
         self._problems: tuple[str, ...] = ()
-        self._lasting: tuple[str, ...] = ()
+        self._certificate: tuple[str, ...] = ()
         self._refused: tuple[str, ...] = ()
         self._failing = False
         self._waiting = ""
@@ -114,9 +114,9 @@ class Health:
         """Show the calls of the resource manager among the metrics."""
         self._registry.register(_Calls(statistics))
 
-    def lasts(self, problem: str) -> None:
-        """Keep a problem that lasts until the daemon is started again."""
-        self._lasting = (*self._lasting, problem)
+    def certificate(self, problem: str) -> None:
+        """Why jobs refuse the certificate; "" if they do not."""
+        self._certificate = (problem,) if problem else ()
 
     def reloaded(self, error: str = "") -> None:
         """Settings were read again, or for a reason were not."""
@@ -214,7 +214,7 @@ class Health:
             stuck = (f"no tick was completed for {idle:.0f} s",) if idle > self._stuck_seconds else ()
             since_error = now - self._failed_at if self._error else None
             return Status(
-                (*failure, *stuck, *self._lasting, *self._refused, *self._problems),
+                (*failure, *stuck, *self._certificate, *self._refused, *self._problems),
                 last,
                 None if last is None else last + self._listing_age,
                 self._waiting,

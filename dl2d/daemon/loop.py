@@ -38,7 +38,7 @@ from dl2d.daemon.api.request_limits import (
 )
 from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.server import ApiServer
-from dl2d.daemon.api.tls_certificate import certificate_problem
+from dl2d.daemon.api.tls_certificate import served_certificate_problem
 from dl2d.daemon.health_and_metrics import Health, stuck_seconds
 from dl2d.daemon.key_and_address_files import load_credentials, write_address
 from dl2d.daemon.log_messages import TickLog
@@ -69,6 +69,8 @@ log = structlog.get_logger()
 _TICK, _PRUNE = "tick", "prune"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
+#: How often the certificate is looked at.
+_CERTIFICATE_SECONDS = 600.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
 _RESTART_ONLY = ("state_dir", "store", "resource_manager", "api")
 
@@ -127,9 +129,7 @@ class Daemon(AbstractContextManager["Daemon"]):
                 settings.api.host, settings.api.port, limits, settings.api.certificate, settings.api.certificate_key
             )
             stack.callback(self._server.stop)
-            if problem := certificate_problem(settings.api):
-                log.warning("jobs refuse the certificate", problem=problem)
-                self._health.lasts(problem)
+            self._check_certificate()
             self._manager: ResourceManager = load_manager(
                 settings.resource_manager.name, manager_settings(settings), clock
             )
@@ -268,6 +268,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             # First at the start, for a daemon that is always restarted before the interval is over.
             now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
             scheduler.add_job(prune, every, args=pruning, id=_PRUNE, executor=_PRUNE, next_run_time=now)
+            scheduler.add_job(self._check_certificate, "interval", seconds=_CERTIFICATE_SECONDS, executor=_PRUNE)
             scheduler.start()
             self._service.ready(self._status)
             log.info("ready", url=self.url, poll_seconds=self._settings.schedule.poll_seconds)
@@ -283,6 +284,13 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.info("stopped")
         if self._fatal is not None:
             raise self._fatal
+
+    def _check_certificate(self) -> None:
+        """Look whether jobs accept the certificate: it may expire or be replaced while the daemon runs."""
+        problem = served_certificate_problem(self._settings.api, self._server.certificates)
+        if problem:
+            log.warning("jobs refuse the certificate", problem=problem)
+        self._health.certificate(problem)
 
     def _recorded_time(self) -> float:
         """The time by which old rows are deleted: not later than the last slot before the start and the time since.

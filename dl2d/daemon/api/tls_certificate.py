@@ -38,6 +38,16 @@ def certificate_problem(api: ApiSettings) -> str:
     )
 
 
+def served_certificate_problem(api: ApiSettings, served: str) -> str:
+    """Why jobs refuse, or will soon have to refuse, the certificate that a server has read; empty if they do not."""
+    try:
+        if api.certificate is not None and read_certificate(api.certificate, api.certificate_key) != served:
+            return f"{api.certificate} was replaced, and the daemon serves the one before: restart it"
+    except ConfigError as error:
+        return str(error)
+    return certificate_problem(api)
+
+
 def _refusal(certificate: Path, key: Path, host: str) -> str:
     """Why coordinators that reach the API as ``host`` refuse its certificate; empty if they do not.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +10,18 @@ import pytest
 from daemon.api.api_world import COMMAND, ApiWorld, error
 from self_signed import self_signed
 
+from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import bearer_authentication
 from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.tls_certificate import served_certificate_problem
+from dl2d.daemon.key_and_address_files import write_address
 from dl2d.testing import OWNER
 from pslite.errors import UsageError
+from pslite.launch.daemon_address_file import DaemonAddress, renew_certificate
 from pslite.launch.daemon_http import certificate_text
 from pslite.launch.job_registration import register
+from pslite.launch.membership_from_daemon import DaemonClient, report_failure
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +73,28 @@ def test_a_certificate_that_the_daemon_gives_is_trusted_and_one_that_replaces_a_
     assert register(url, body, print).job == key.slug
 
 
+def test_a_running_job_takes_the_new_certificate_of_its_daemon_from_the_address_file(
+    world, certificate, tmp_path, monkeypatch
+):
+    world.add_anchor()
+    url = "https://{}:{}".format(*world.server.address)
+    monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", world.server.certificates)
+    registered = register(url, body, print)
+    before, _ = self_signed(tmp_path)
+    monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", certificate_text(before.read_text()))
+    file = tmp_path / "job-api.json"
+    # Of another daemon: not taken.
+    write_address(file, DaemonAddress("https://127.0.0.2:8910", world.server.certificates))
+    monkeypatch.setattr("pslite.launch.daemon_address_file.search_files", lambda: (file,))
+    renew_certificate(url)
+    assert os.environ["DL2_DAEMON_CERTIFICATE"] != world.server.certificates
+    write_address(file, DaemonAddress(url, world.server.certificates))
+    said: list[str] = []
+    report_failure(DaemonClient(url, registered.job, registered.credential, say=said.append), "no reason")
+    assert [said[0][:36], said[1:]] == ["the heartbeat to the daemon failed: ", ["the daemon answers again"]]
+    assert "CERTIFICATE_VERIFY_FAILED" in said[0]
+
+
 def test_plain_http_is_refused_on_both_sides_unless_it_stays_on_this_machine(monkeypatch):
     for url in ("http://192.0.2.1:8910", "http://head.cluster:8910", "http://127.0.0.1.example:8910"):
         with pytest.raises(UsageError, match="https only"):
@@ -87,3 +115,15 @@ def test_a_certificate_that_cannot_be_used_is_told_at_the_start(certificate, tmp
         ApiServer("127.0.0.1", 0, certificate=tmp_path / "none.pem", certificate_key=certificate[1])
     with pytest.raises(ConfigError, match=r"api\.certificate="):
         ApiServer("127.0.0.1", 0, certificate=certificate[1], certificate_key=certificate[0])
+
+
+def test_a_certificate_that_was_replaced_or_is_gone_is_told_while_the_daemon_runs(tmp_path):
+    certificate, key = self_signed(tmp_path)
+    api = ApiSettings(host="127.0.0.1", certificate=certificate, certificate_key=key)
+    served = certificate_text(certificate.read_text())
+    assert not served_certificate_problem(api, served)
+    self_signed(tmp_path)
+    assert "was replaced, and the daemon serves the one before: restart it" in served_certificate_problem(api, served)
+    certificate.unlink()
+    assert "No such file" in served_certificate_problem(api, served)
+    assert not served_certificate_problem(ApiSettings(), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -163,6 +164,14 @@ def find_address(files: Sequence[Path] | None = None) -> tuple[Path, DaemonAddre
         f"no address of a daemon was found: {there}. The daemon writes this file (api.address_file) where it starts: "
         f"it must be in a folder that {here} shares, or {searched[0]} a link to it"
     )
+
+
+def renew_certificate(url: str) -> None:
+    """Trust the certificate that an address file has now for the daemon at a URL, which may have got another one."""
+    with contextlib.suppress(UsageError):
+        _, address = find_address()
+        if address.certificate and address.url.rstrip("/") == url.rstrip("/"):
+            os.environ[CERTIFICATE_VARIABLE] = address.certificate
 
 
 def _check_reachable(path: Path, address: DaemonAddress) -> None:

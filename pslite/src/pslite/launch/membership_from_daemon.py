@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import threading
 import time
 import urllib.error
@@ -14,6 +15,7 @@ import msgspec
 from pslite.errors import UsageError
 from pslite.job.job_status import Status
 from pslite.job.membership_source import MembershipSource, Reply
+from pslite.launch.daemon_address_file import renew_certificate
 from pslite.launch.daemon_http import fetch
 
 #: as long as a daemon takes to be restarted on a busy machine, or its store to be upgraded
@@ -44,6 +46,7 @@ class DaemonClient:
     def __init__(self, daemon: str, job: str, credential: str, *, say: Callable[[str], None]) -> None:
         if not daemon.startswith(("http://", "https://")):
             raise UsageError(f"DL2_DAEMON is {daemon!r}: it must be an http:// or https:// URL")
+        self._daemon = daemon
         self._url = f"{daemon.rstrip('/')}/v1/jobs/{job}/heartbeat"
         self._credential = credential
         self._say = say
@@ -131,6 +134,8 @@ class DaemonClient:
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             self._tell_failure(f"the heartbeat to the daemon failed: {error}")
+            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                renew_certificate(self._daemon)
             return None
         if self._failing:
             self._failing = False
