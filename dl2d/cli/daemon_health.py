@@ -114,8 +114,14 @@ def ask_health(
             own=bool(content.get("own", True)),
             cluster=str(content.get("cluster")),
         )
-    except httpx2.ConnectError:
-        return DaemonHealth(runs=False, description=f"no daemon answers at {url}")
+    except httpx2.ConnectError as error:
+        if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+            return DaemonHealth(runs=False, description=f"no daemon answers at {url}")
+        problem = (
+            f"the certificate at {url} is refused ({error}): if api.certificate was replaced, restart the daemon; if "
+            "it has expired, replace it first"
+        )
+        return DaemonHealth(runs=False, problems=(problem,), blocked=True)
     except httpx2.TransportError as error:
         problem = f"{url} gives no valid answer: {error or type(error).__name__}"
         return DaemonHealth(runs=False, problems=(problem,), blocked=True)

@@ -10,7 +10,9 @@ import pytest
 from daemon.api.api_world import COMMAND, ApiWorld, error
 from self_signed import self_signed
 
-from dl2d.config.settings import ApiSettings
+from dl2d.cli.daemon_client import daemon_trust
+from dl2d.cli.daemon_health import ask_health
+from dl2d.config.settings import ApiSettings, Settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import bearer_authentication
 from dl2d.daemon.api.server import ApiServer
@@ -127,3 +129,16 @@ def test_a_certificate_that_was_replaced_or_is_gone_is_told_while_the_daemon_run
     certificate.unlink()
     assert "No such file" in served_certificate_problem(api, served)
     assert not served_certificate_problem(ApiSettings(), "")
+
+
+def test_commands_say_that_the_daemon_serves_another_certificate_than_the_settings_name(world, certificate, tmp_path):
+    url = "https://{}:{}".format(*world.server.address)
+    other = self_signed(tmp_path)
+    trusts = [
+        daemon_trust(Settings(api=ApiSettings(certificate=each[0], certificate_key=each[1])))
+        for each in (certificate, other)
+    ]
+    good, refused = (ask_health(url, trust, "", 10.0, None) for trust in trusts)
+    assert (good.runs, refused.runs, refused.blocked) == (True, False, True)
+    assert refused.problems[0].startswith(f"the certificate at {url} is refused (")
+    assert "if api.certificate was replaced, restart the daemon" in refused.problems[0]
