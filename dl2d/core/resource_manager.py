@@ -292,6 +292,9 @@ class RmListing:
     #: Jobs that wait for room beside dl2d's: on nodes, and in a limit (``GrowthLimit.waiting``).
     claims: tuple[Claim, ...] = ()
     limit_claims: tuple[Claim, ...] = ()
+    #: Handles of anchors for whose tasks the manager may end or suspend running jobs (preemption), on nodes that they
+    #: may use: these nodes show no room for them, and yet such a task would start if it waited in the queue.
+    may_preempt: frozenset[str] = frozenset()
 
 
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,7 +4,8 @@ Tasks are submitted for nodes that have room at that moment. Where jobs of other
 the resource manager gives it to them before the next tick sees it, and an elastic job that has nothing would never
 start. After ``queue_seconds`` of that, what a job lacks of its minimum size is therefore submitted without a node:
 these tasks have a place in the queue like any job, and start on the nodes that the resource manager chooses. Other
-elastic jobs give up tasks to them as to jobs of others, since the plug-in lists them among the claims.
+elastic jobs give up tasks to them as to jobs of others, since the plug-in lists them among the claims. It is the same
+where jobs run that the resource manager preempts for such tasks: no node shows room for them, and nobody need wait.
 
 They wait beside what the policy decides on the job, which does not see them before they run. As soon as the job has its
 minimum size, from wherever, those that still wait are withdrawn. A job that has not trained yet keeps what runs until
@@ -59,9 +60,10 @@ _MAX_JOBS: Final = 64
 class QueueHistory:
     """What earlier ticks have seen; times are seconds on a monotonic clock."""
 
-    #: Since when tasks of each job's minimum size have not run while jobs of others waited for nodes that it may use.
+    #: Since when tasks of each job's minimum size have not run while jobs of others waited for nodes that it may use,
+    #: or ran there that these tasks may preempt.
     lacking_since: Mapping[JobKey, float] = field(default_factory=dict)
-    #: When jobs of others waited last for nodes that such a job may use.
+    #: When there were such jobs of others last.
     others_at: Mapping[JobKey, float] = field(default_factory=dict)
     #: Jobs that did not train and of which tasks were queued.
     queued: frozenset[JobKey] = frozenset()
@@ -111,7 +113,7 @@ def queue_tasks(
     lacking = _Lacking(snapshot, listing, placement, beneficiary)
     jobs = [job for job in snapshot.jobs if not job.static and any(lacking.tasks[job.key])]
     others_at = {
-        job.key: now if lacking.others_wait(job) else history.others_at.get(job.key, -math.inf) for job in jobs
+        job.key: now if lacking.others_come_first(job) else history.others_at.get(job.key, -math.inf) for job in jobs
     }
     since = {key: history.lacking_since.get(key, now) for key, at in others_at.items() if now - at < WAITED_SECONDS}
     held = {job.key for job in jobs if job.state is JobState.READY and job.key in history.queued and lacking.has(job)}
@@ -247,6 +249,7 @@ class _Lacking:
         self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
         self._empty = EmptyNodes(listing.nodes, placement)
         self._eligible_nodes = listing.eligible_nodes
+        self._may_preempt = listing.may_preempt
         #: The nodes for which jobs of others wait; None for all.
         self._waited_for = {claim.eligible for claim in listing.claims if not claim.standing and not claim.is_task}
         self._others_wait: dict[frozenset[str], bool] = {}
@@ -279,8 +282,10 @@ class _Lacking:
         small = job.key in self._training or max(job.request.min_size) <= 1
         return small and self._empty.hold(job, self._may_use(job))
 
-    def others_wait(self, job: Job) -> bool:
-        """Whether jobs that are not dl2d's wait for nodes that a job may use."""
+    def others_come_first(self, job: Job) -> bool:
+        """Whether jobs that are not dl2d's wait for nodes that a job may use, or any run there that it may preempt."""
+        if job.anchor in self._may_preempt:
+            return True
         nodes = self._may_use(job)
         if nodes not in self._others_wait:
             self._others_wait[nodes] = any(

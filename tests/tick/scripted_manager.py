@@ -54,6 +54,7 @@ class ScriptedManager(MemoryManager):
         #: Jobs of others that wait; ``start_claims`` starts them. Priority of anchors, by handle or else
         #: ``anchor_priority``, and to whom they yield.
         self.claims: list[Claim] = []
+        self.may_preempt: frozenset[str] = frozenset()
         self.anchor_priority = 100
         self.priorities: dict[str, int] = {}
         self.yields = Yields.HIGHER_PRIORITY
@@ -78,6 +79,7 @@ class ScriptedManager(MemoryManager):
             incomplete=self.incomplete,
             growth_limits=self.growth_limits,
             claims=(*self.claims, *self._claims_of_queued()),
+            may_preempt=self.may_preempt,
             eligible_nodes=self.eligible,
         )
 

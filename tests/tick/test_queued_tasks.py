@@ -111,6 +111,17 @@ def test_its_tasks_keep_their_place_when_nobody_else_waits_and_are_withdrawn_whe
     assert not queued(world)
 
 
+def test_a_job_whose_tasks_preempt_running_jobs_is_queued_although_nobody_waits(world: World) -> None:
+    world.manager.claims = []
+    key = in_queue(world)
+    assert not queued(world)
+    world.manager.may_preempt = frozenset({world.job(key).anchor})
+    wait(world, QUEUE_SECONDS - 20)
+    assert not queued(world)
+    wait(world, 40)
+    assert len(queued(world)) == 1
+
+
 def test_what_starts_first_is_kept_until_the_rest_starts_and_given_up_if_that_takes_too_long(world: World) -> None:
     key = in_queue(world)
 

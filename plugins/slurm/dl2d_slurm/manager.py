@@ -257,6 +257,7 @@ class SlurmManager:
             job.handle: jobs.options[job.shown_id].partition for job in jobs.jobs if job.shown_id in jobs.options
         }
         held = [(partition, room) for _, partition, room in jobs.tasks]
+        held_in_partitions = [(each.partition, each.qos, each.nodes) for each in jobs.in_partitions.values()]
         max_cpus = MaxCpusPerNode(rules, nodes.partitions, jobs.in_partitions)
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
@@ -294,6 +295,7 @@ class SlurmManager:
                 handle for handle, options in anchors.items() if rules.gives_whole_nodes(options.partition)
             ),
             given=self._given(rules, max_cpus, anchors, eligible, nodes.partitions),
+            may_preempt=rules.preemption.may_preempt(anchors, eligible, held_in_partitions),
             eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),
         )

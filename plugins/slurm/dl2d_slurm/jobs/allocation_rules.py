@@ -19,6 +19,7 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import EXCLUSIVE_PARTITION, LINEAR, count
 from dl2d_slurm.commands.command_records import SHOW_NODES, SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.jobs.preemption import Preemption
 
 log = structlog.get_logger(__name__)
 
@@ -134,6 +135,7 @@ class AllocationRules:
     all_cpus_for_memory: bool = False
     #: To how many seconds the backfill scheduler rounds the times for which it plans (``bf_resolution``).
     backfill_seconds: int = 60
+    preemption: Preemption = field(default_factory=Preemption)
 
     @classmethod
     def of(cls, config: str, partitions: str, nodes: str) -> AllocationRules:
@@ -145,13 +147,12 @@ class AllocationRules:
         whole = _NOT_SHARED if settings.get("SelectType") == LINEAR else EXCLUSIVE_PARTITION
         memory: dict[str, MemoryRule] = {}
         max_cpus: dict[str, int] = {}
-        for line in partitions.splitlines():
-            values = shown_fields(line)
-            values |= _pairs(values.get("JobDefaults", ""))
-            if name := values.get("PartitionName"):
-                memory[name] = _memory_rule(values, settings)
-                if (most := values.get("MaxCPUsPerNode", "")).isdecimal() and len(most) < 10:
-                    max_cpus[name] = int(most)
+        records = [fields for fields in map(shown_fields, partitions.splitlines()) if "PartitionName" in fields]
+        for record in records:
+            name, values = record["PartitionName"], {**record, **_pairs(record.get("JobDefaults", ""))}
+            memory[name] = _memory_rule(values, settings)
+            if (most := values.get("MaxCPUsPerNode", "")).isdecimal() and len(most) < 10:
+                max_cpus[name] = int(most)
         units = {}
         for line in nodes.splitlines():
             values = shown_fields(line)
@@ -163,6 +164,7 @@ class AllocationRules:
             memory_counts="MEMORY" in kinds[0], memory_of_asked_cpus=kinds[0].startswith("CR_CPU"),
             all_cpus_for_memory=_release(settings.get("SLURM_VERSION", "")) >= _ALL_CPUS_FOR_MEMORY,
             backfill_seconds=_amount(_pairs(settings.get("SchedulerParameters", "")), "bf_resolution") or 60,
+            preemption=Preemption.of(settings, records),
         )  # fmt: skip
 
     def gives_whole_nodes(self, partitions: str) -> bool:

@@ -70,11 +70,12 @@ _CLOCK_SECONDS = 60
 
 
 class HeldInPartition(NamedTuple):
-    """The nodes of a job that holds resources, its partition, and its CPUs on each node."""
+    """The nodes of a job that holds resources, its partition, its CPUs on each node, and its QOS."""
 
     partition: str
     nodes: tuple[str, ...]
     cpus: float
+    qos: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,10 @@ def parse_jobs(
         others=_held_by_others(listed, tagged),
         in_partitions={
             each.job.handle: HeldInPartition(
-                each.record["Partition"], each.nodes, each.of_nodes.get("cpu") / each.node_count
+                each.record["Partition"],
+                each.nodes,
+                each.of_nodes.get("cpu") / each.node_count,
+                name_or_empty(each.record["QOS"]),
             )
             for each in listed
             if each.nodes and (each.still_holds_room or each.job.state is RmJobState.RUNNING)
