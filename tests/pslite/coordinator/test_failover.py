@@ -96,6 +96,27 @@ def test_a_job_whose_workers_are_killed_again_and_again_before_they_have_said_wh
     assert a_job.state.state == "failed"
 
 
+@pytest.mark.parametrize(
+    ("status", "signal", "start", "state"),
+    [
+        pytest.param(0, 15, None, "waiting", id="preempted or cancelled, and replaced by the daemon"),
+        pytest.param(143, 0, None, "waiting", id="its script ends by itself at SIGTERM"),
+        pytest.param(0, 9, None, "failed", id="killed: the script may be the cause"),
+        pytest.param(0, 15, 60.0, "failed", id="nobody starts another one"),
+    ],
+)
+def test_a_job_whose_workers_are_ended_again_and_again_before_it_trains(status, signal, start, state):
+    a_job, _ = job([], wanted=None, start=start)
+    a_job.state.describe(None)
+    for number in range(5):
+        worker = member(f"worker-{number}", host=f"n-{number}", heard=math.inf, described=False)
+        a_job.state.members[worker.task] = worker
+        ended = AgentExit(pid=7, status=status, signal=signal, cause=Cause.KILLED, text="")
+        a_job.state.exits[worker.task] = ended
+        lose(a_job, worker, "died")
+    assert a_job.state.state == state
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Set the seconds since the members joined."""
@@ -107,24 +128,14 @@ def clock(monkeypatch):
     return set_to
 
 
-def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_fails(clock):
+def test_a_job_whose_processes_are_killed_again_and_again_before_they_join_leaves_its_end_to_the_daemon(clock):
     a_job, lines = job([], wanted=None, start=None)
     a_job.state.describe(None)
-    for number in range(3):
-        assert a_job.state.state == "waiting"
+    for number in range(5):
         clock(60.0 * number)
         process_ended(a_job, f"worker-{number}", KILLED)
-    assert a_job.state.state == "failed"
-    assert lines[-1] == "job failed: worker-2 (pid 7) died: killed by signal 9 (SIGKILL) before it joined"
-
-
-def test_a_job_whose_processes_are_all_preempted_before_they_join_waits_for_others(clock):
-    a_job, _ = job([], wanted=None, start=None)
-    a_job.state.describe(None)
-    for number in range(4):
-        clock(0.5 * number)
-        process_ended(a_job, f"worker-{number}", KILLED)
     assert a_job.state.state == "waiting"
+    assert lines[-1] == "worker-4 (pid 7) died: killed by signal 9 (SIGKILL) before it joined"
 
 
 @pytest.mark.parametrize("durability", ["none", "durable"])

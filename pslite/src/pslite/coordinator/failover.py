@@ -24,6 +24,7 @@ from pslite.coordinator.job_state import MemberState, ServerFailover
 from pslite.coordinator.status_report import how_it_ended
 from pslite.coordinator.work_reassignment import lose_worker, stop_waiting_for
 from pslite.incident_limits import MAX_LOSSES, Incident
+from pslite.job.job_status import TERMINATED
 from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (
     AgentExit,
@@ -117,7 +118,15 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
 
 
 def _too_many_losses(job: Job, member: MemberState) -> bool:
-    """Count the loss of a worker; return whether there were too many at this version."""
+    """Count the loss of a worker; return whether there were too many at this version.
+
+    One that was ended by SIGTERM does not count where a daemon replaces it: it was preempted or cancelled, and its
+    script is not the cause, however often that happens.
+    """
+    ended = job.state.exits.get(member.task)
+    terminated = ended is not None and (ended.signal == signal.SIGTERM or ended.status == TERMINATED)
+    if terminated and job.settings.start is None:
+        return False
     loss = Incident(time.monotonic(), job.state.version, member.host)
     window = job.settings.lease + job.settings.verdict
     job.state.losses, too_many = count_loss(job.state.losses, loss, member.heard, window)
@@ -190,12 +199,9 @@ def process_ended(job: Job, task: str, message: AgentExit) -> None:
         if job.settings.start is None and task in job.lenient:
             return  # it had joined, and has ended by itself during a pause of this coordinator
         if job.settings.start is None and message.signal in _SIGNALS_FROM_OUTSIDE:
-            # The script is probably not the cause, and the resource manager starts another process. What kills several
-            # at one time, such as preemption, counts as one loss, whatever their hosts, which are not known.
-            loss = Incident(time.monotonic(), state.version)
-            state.losses, too_many = count_loss(state.losses, loss, loss.at, job.settings.lease + job.settings.verdict)
-            if not too_many:
-                return
+            # The script is probably not the cause. The daemon starts another process, and ends the job after too many
+            # attempts: it knows from the resource manager whether this one was preempted, cancelled or lost its node.
+            return
         job.fail(text)
 
 
