@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 from daemon.api.api_world import COMMAND, ApiWorld, error
@@ -75,9 +77,7 @@ def test_a_certificate_that_the_daemon_gives_is_trusted_and_one_that_replaces_a_
     assert register(url, body, print).job == key.slug
 
 
-def test_a_running_job_takes_the_new_certificate_of_its_daemon_from_the_address_file(
-    world, certificate, tmp_path, monkeypatch
-):
+def test_a_job_takes_the_new_certificate_of_its_daemon_from_the_address_file(world, certificate, tmp_path, monkeypatch):
     world.add_anchor()
     url = "https://{}:{}".format(*world.server.address)
     monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", world.server.certificates)
@@ -88,9 +88,11 @@ def test_a_running_job_takes_the_new_certificate_of_its_daemon_from_the_address_
     # Of another daemon: not taken.
     write_address(file, DaemonAddress("https://127.0.0.2:8910", world.server.certificates))
     monkeypatch.setattr("pslite.launch.daemon_address_file.search_files", lambda: (file,))
-    renew_certificate(url)
+    renew_certificate(url, URLError(ssl.SSLCertVerificationError()))
     assert os.environ["DL2_DAEMON_CERTIFICATE"] != world.server.certificates
     write_address(file, DaemonAddress(url, world.server.certificates))
+    assert register(url, body, print).job == registered.job
+    monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", certificate_text(before.read_text()))
     said: list[str] = []
     report_failure(DaemonClient(url, registered.job, registered.credential, say=said.append), "no reason")
     assert [said[0][:36], said[1:]] == ["the heartbeat to the daemon failed: ", ["the daemon answers again"]]

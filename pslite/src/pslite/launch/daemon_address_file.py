@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import stat
 import sys
 import urllib.parse
@@ -166,8 +167,12 @@ def find_address(files: Sequence[Path] | None = None) -> tuple[Path, DaemonAddre
     )
 
 
-def renew_certificate(url: str) -> None:
-    """Trust the certificate that an address file has now for the daemon at a URL, which may have got another one."""
+def renew_certificate(url: str, error: BaseException) -> None:
+    """After a request to the daemon at a URL has failed: if its certificate was refused, trust the one that an address
+    file has for it now, since it may have been replaced.
+    """
+    if not isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+        return
     with contextlib.suppress(UsageError):
         _, address = find_address()
         if address.certificate and address.url.rstrip("/") == url.rstrip("/"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from pslite.errors import UsageError
+from pslite.launch.daemon_address_file import renew_certificate
 from pslite.launch.daemon_http import check_private, error_text, fetch
 
 #: how long to try while the daemon does not answer, or has no answer from the resource manager
@@ -59,6 +60,7 @@ def register(
                 raise UsageError(f"the scheduler refused this job: {reason}") from None
         except (OSError, msgspec.MsgspecError) as error:
             reason = str(getattr(error, "reason", error))  # without "urlopen error"
+            renew_certificate(daemon, error)
         now = time.monotonic()
         if busy:
             answered = now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import ssl
 import threading
 import time
 import urllib.error
@@ -134,8 +133,7 @@ class DaemonClient:
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             self._tell_failure(f"the heartbeat to the daemon failed: {error}")
-            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-                renew_certificate(self._daemon)
+            renew_certificate(self._daemon, error)
             return None
         if self._failing:
             self._failing = False
