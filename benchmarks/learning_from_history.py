@@ -12,8 +12,10 @@ times as many jobs come in an hour, to the store and in the workloads: with 2, j
 workloads are replayed, for the scheduler too, while running jobs keep their minimum size, as in mode `live`.
 
 - imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says
-- imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2); with 0,
-  nothing but imitation is tested
+- warm start: dl2 as `dl2d train supervised` writes it: the fitted weights, if they pass the gate against the weights
+  that come with dl2d, else the latter; with the speeds of the store
+- imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2, which
+  begins with the warm start); with 0, nothing but imitation is tested
 - own weeks: dl2-original, which imitates at first, decides on `--weeks` times `--jobs` jobs more (`exploration: 0.1`),
   and after each learns for a night from all that was recorded, as a live site does; tested without exploration
 - learning alone: the same from drawn weights (dl2-original) or the initial weights of a search (dl2)
@@ -36,7 +38,7 @@ import numpy as np
 from harness import options_of, show
 
 from dl2d.cli.learning_from_site_records import TwinSettings, learn
-from dl2d.cli.promotion_trial import recorded_days
+from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
@@ -113,7 +115,10 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
         slots = [slot for each in reversed(store.slots(limit=5000)) if (slot := store.slot(each.number)) is not None]
         days, seed = int((slots[-1].at - MONDAY) // DAY), options.seed
         recordings = [Recording(slot.snapshot, slot.decision, LoadBalance()) for slot in slots]
-        history = store.history(MONDAY, MONDAY + days * DAY)
+        split = recorded_days(
+            site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed, tell=lambda *_, **__: None,
+            expected_speeds=design != "dl2",
+        )  # fmt: skip
 
         def night(start: Checkpoint, name: str, days: int = days) -> Checkpoint:
             write_checkpoint(start, folder / name / "start")
@@ -123,22 +128,20 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             return learn(settings, store, design, chosen, tell=lambda *_, **__: None, now=now).checkpoint
 
         if design == "dl2":
-            own = with_checkpoint().checkpoint
-            imitated = imitate_with_scorer(recordings, own, history.speeds, slot_seconds=SLOT, seed=seed).fitted
-            drawn = initial_weights(0, np.random.default_rng(seed))
+            own, speeds = with_checkpoint().checkpoint, store.history(MONDAY, MONDAY + days * DAY).speeds
+            held_out = split.held_out_times
+            others = [each for each in recordings if not any(a <= each.snapshot.at < b for a, b in held_out)]
+            both = imitate_with_scorer(others, own, speeds, slot_seconds=SLOT, seed=seed)
+            settings, imitated = site(url, design, folder), both.fitted
+            sides = [TrialPolicy(each.digest, policy_of(settings, each)) for each in (imitated, both.begun_with)]
+            passed = on_trial(settings, design, split, *sides, tell=lambda *_, **__: None).passed
+            found = {"warm start": imitated if passed else both.begun_with, "as shipped": own}
             if not options.rounds:
-                return {"imitation": imitated, "as shipped": own}
+                return {"imitation": imitated, **found}
+            drawn = initial_weights(0, np.random.default_rng(seed))
             alone = night(replace(own, weights={**own.weights, "scorer": drawn}), "alone")
-            after, found = night(imitated, "after"), {"as shipped": own}
+            after = night(found["warm start"], "after")
         else:
-            split = recorded_days(
-                site(url, design, folder),
-                store,
-                now=MONDAY + days * DAY,
-                seed=seed,
-                tell=lambda *_, **__: None,
-                expected_speeds=True,
-            )
             paper = replace(PaperSettings(teacher=""), supervised_updates=400)
             imitated = imitate_recordings(
                 recordings, paper, slot_seconds=SLOT, seed=seed, workloads=split.training

@@ -11,7 +11,15 @@ import typer
 from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
-from dl2d.cli.train_supervised_report import comparison_lines, finish_imitation, not_better_than
+from dl2d.cli.train_supervised_report import (
+    UNLESS_FORCED,
+    as_forced,
+    beside_recorded,
+    beside_recorded_lines,
+    comparison_lines,
+    finish_imitation,
+    not_better_than,
+)
 from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
@@ -33,14 +41,18 @@ def train_dl2_supervised(
     out: Path,
     seed: int,
     min_jobs: int,
+    forced_for: str,
     as_json: bool,
 ) -> None:
     """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
 
+    ``forced_for`` is why it is written although jobs end later than with the recorded scheduler; empty if it is not.
+
     Raises
     ------
     GateRefused
-        With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster.
+        With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster; or jobs of recorded
+        days surely end later than with the recorded scheduler, with the better of both weights.
     """
     began = time.monotonic()
     if recorded.problem:
@@ -79,6 +91,14 @@ def train_dl2_supervised(
             replays = replayed(checkpoint)
         if replays.problem:
             raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written; record more days first")
+        # Assumed speeds say little here: this policy chooses sizes by speed.
+        beside, problem = (
+            (None, "") if recorded.problem else beside_recorded(settings, recorded, checkpoint, replays, tell=tell)
+        )
+        if problem and not forced_for:
+            raise GateRefused(f"policy {_DL2} {problem}; {UNLESS_FORCED}")
+    if problem:
+        checkpoint = as_forced(checkpoint, problem, forced_for)
     weights = "fitted weights" if is_better else "dl2d's own weights"
     not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
     lines = [
@@ -87,6 +107,7 @@ def train_dl2_supervised(
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),
+        *beside_recorded_lines(beside, problem, forced_for),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {
@@ -94,5 +115,6 @@ def train_dl2_supervised(
         "replayed": {"jobs": replays.jobs, "ended": replays.ended},
         "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
         "trial": None if trial is None else as_plain(trial),
+        "beside_recorded": None if beside is None else as_plain(beside),
     }  # fmt: skip
     finish_imitation(out, checkpoint, found.losses, lines, time.monotonic() - began, figures if as_json else None)

@@ -10,12 +10,14 @@ from typing import Annotated, Final
 import typer
 
 from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.promotion_trial import compared_with_recorded
 from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised_report import (
+    UNLESS_FORCED,
+    as_forced,
+    beside_recorded,
+    beside_recorded_lines,
     comparison_lines,
-    completion_times,
     finish_imitation,
     imitation_problem,
     not_better_than,
@@ -30,10 +32,8 @@ from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
 
 #: Options that do not apply to --design jumps.
-_NOT_FOR_DL2: Final = ("loss", "updates", "network", "window", "force", "reason")
+_NOT_FOR_DL2: Final = ("loss", "updates", "network", "window")
 _MAX_UPDATES: Final = 400
-_GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
-_UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
 def _asked(checkpoint: Checkpoint) -> list[str]:
@@ -87,7 +87,7 @@ def supervised(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Write a network that is refused for its sizes or completion times. Needs --reason."
+            "--force", help="Write a policy that is refused for its sizes or completion times. Needs --reason."
         ),
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, with --force; it is recorded in the checkpoint.")] = "",
@@ -99,6 +99,8 @@ def supervised(
     The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from; with --design
     jumps it is for policy dl2, with fitted weights if jobs of recorded days end sooner with them than with dl2d's own.
     """
+    if force != bool(reason.strip()):
+        raise typer.BadParameter("--force and --reason go together: the reason is recorded in the checkpoint")
     if design is Design.DL2:
         refuse_inapplicable(context, _NOT_FOR_DL2, "--design jumps")
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
@@ -106,12 +108,12 @@ def supervised(
         site = site_settings(config, store)
         with interruptible(lambda: "nothing was written"), shown_progress() as tell:
             recorded = recorded_slots(site, slots, policy, seed, tell=tell)
-        train_dl2_supervised(site, recorded, out=out, seed=seed, min_jobs=min_jobs, as_json=as_json)
+        train_dl2_supervised(
+            site, recorded, out=out, seed=seed, min_jobs=min_jobs, forced_for=reason if force else "", as_json=as_json
+        )
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
 
-    if force != bool(reason.strip()):
-        raise typer.BadParameter("--force and --reason go together: the reason is recorded in the checkpoint")
     began = time.monotonic()
     settings = replace(
         Settings(), supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
@@ -128,23 +130,19 @@ def supervised(
         checkpoint = recorded.with_days(found.checkpoint)
         problem = imitation_problem(found.comparison, found.yardstick)
         if problem and not force:
-            raise GateRefused(f"the trained policy {problem}; {_UNLESS_FORCED}")
+            raise GateRefused(f"the trained policy {problem}; {UNLESS_FORCED}")
         checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=tell)
         if checked.problem:
             raise GateRefused(
                 f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
                 "scheduler, or with other --updates"
             )
-        trial = None
-        if recorded.days is not None and recorded.left_out and not checked.cut_short:
-            trial = compared_with_recorded(site, recorded.days, checkpoint, tell=tell)
-            if trial.low is not None and trial.low > site.learning.gate_site_margin:
-                problem = problem or f"is surely worse than the recorded scheduler: {completion_times(trial)}"
+        trial, is_worse = beside_recorded(site, recorded, checkpoint, checked, tell=tell)
+        problem = problem or is_worse
         if problem and not force:
-            raise GateRefused(f"the trained policy {problem}; {_UNLESS_FORCED}")
+            raise GateRefused(f"the trained policy {problem}; {UNLESS_FORCED}")
     if problem:
-        training = {**checkpoint.training, "forced": {"problem": problem, "reason": reason}}
-        checkpoint = replace(checkpoint, training=training)
+        checkpoint = as_forced(checkpoint, problem, reason)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from",
@@ -154,8 +152,7 @@ def supervised(
         f"a policy from this checkpoint takes {acting}",
         range_in_words(checkpoint.training),
         replay_line(checked),
-        *([] if trial is None else [f"beside the recorded scheduler: {completion_times(trial)}; {_GATE_DECIDES}"]),
-        *([f"written by force ({reason}) although it {problem}"] if problem else []),
+        *beside_recorded_lines(trial, problem, reason),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {

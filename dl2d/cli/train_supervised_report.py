@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import typer
 
 from dl2d.cli.output import print_json
+from dl2d.cli.promotion_trial import compared_with_recorded
+from dl2d.cli.training_decisions import RecordedSlots
+from dl2d.config.settings import Settings
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import CheckpointError
 from dl2d.core.policy_registry import Trial
+from dl2d.core.progress import Tell
 from dl2d.learning.recorded_decisions import NO_TASKS, SizeComparison, Yardstick
+from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
@@ -20,6 +26,9 @@ _MIN_DIFFERING: Final = 0.1
 #: Part of the tasks by which a network may differ more than every job at its size as before, and more than DRF.
 _MORE_THAN_AS_BEFORE: Final = 0.05
 _MORE_THAN_DRF: Final = 0.2
+_GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
+#: Ends the sentence on a policy that is refused.
+UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
@@ -69,7 +78,35 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     return lines
 
 
-def completion_times(trial: Trial) -> str:
+def beside_recorded(
+    settings: Settings, recorded: RecordedSlots, checkpoint: Checkpoint, checked: ReplayCheck, *, tell: Tell
+) -> tuple[Trial | None, str]:
+    """Compare completion times with the recorded scheduler's, if there are days for it and other replays ended in time.
+
+    Returns
+    -------
+    The comparison, or None, and why the policy is refused for it; empty if it is not.
+    """
+    if recorded.days is None or not recorded.left_out or checked.cut_short:
+        return None, ""
+    trial = compared_with_recorded(settings, recorded.days, checkpoint, tell=tell)
+    if trial.low is None or trial.low <= settings.learning.gate_site_margin:
+        return trial, ""
+    return trial, f"is surely worse than the recorded scheduler: {_completion_times(trial)}"
+
+
+def beside_recorded_lines(trial: Trial | None, problem: str, reason: str) -> list[str]:
+    """What is said of the comparison with the recorded scheduler, and of a policy that is written by force."""
+    compared = [] if trial is None else [f"beside the recorded scheduler: {_completion_times(trial)}; {_GATE_DECIDES}"]
+    return [*compared, *([f"written by force ({reason}) although it {problem}"] if problem else [])]
+
+
+def as_forced(checkpoint: Checkpoint, problem: str, reason: str) -> Checkpoint:
+    """A checkpoint that says why it was refused, and why it was written nevertheless."""
+    return replace(checkpoint, training={**checkpoint.training, "forced": {"problem": problem, "reason": reason}})
+
+
+def _completion_times(trial: Trial) -> str:
     """Change of the mean completion time in a comparison with the recorded scheduler; or why there is none."""
     if trial.change is None or trial.low is None or trial.high is None:
         return f"completion times were not compared: {trial.reason}"

@@ -284,6 +284,32 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(
     )
 
 
+@pytest.mark.usefixtures("few_draws")
+def test_dl2_is_not_written_if_it_is_surely_worse_than_the_recorded_scheduler(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    verdict = Verdict(passed=False, reason="as the gate says", change=0.1, low=0.05, high=0.15)
+    compared = SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+    monkeypatch.setattr(promotion_trial, "compare", lambda *_, **__: compared)
+    begin = time.time() // DAY * DAY - 3 * DAY
+    record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Fifo(), begin=begin, decided_by="observed")
+    config, out = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}), tmp_path / "out"
+    train = ("train", "supervised", "--design", "jumps", "--min-jobs", "3", "-c", config, "-o", out)
+    ran = dl2d(*train)
+    assert ran.status == 1
+    worse = "is surely worse than the recorded scheduler: mean completion time +10.00% (95 % interval +5.00% to +15.00%"
+    assert f"policy dl2 {worse}" in ran.err
+    assert "nothing was written; record longer, or add --force --reason TEXT" in ran.err
+    assert not out.exists()
+    ran = dl2d(*train, "--force", "--reason", "to see it")
+    assert ran.status == 0, ran.err
+    assert "beside the recorded scheduler: mean completion time +10.00%" in ran.out
+    assert f"written by force (to see it) although it {worse}" in ran.out
+    forced = read_checkpoint(out / "checkpoint", policy="dl2").training["forced"]
+    assert (forced["reason"], worse in forced["problem"]) == ("to see it", True)
+
+
 def test_days_that_are_too_few_for_the_gate_are_learned_from(dl2d: Dl2d, tmp_path: Path) -> None:
     """Once a site's first days were left out, and "record more" was said of the few jobs of the others."""
     begin = time.time() // DAY * DAY - 3 * DAY
