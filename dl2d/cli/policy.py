@@ -14,6 +14,7 @@ from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.canary import CanaryState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.errors import (
     Dl2dError,
@@ -68,7 +69,7 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
     versions: tuple[Version, ...] = ()
     trials: tuple[Trial, ...] = ()
     with store_if_current(settings) as store:
-        cause = "" if store is None else _fallback_cause(store)
+        cause = "" if store is None else _fallback_cause(settings, store)
         found = _found(settings, store, cause)
         if store is not None:
             registry = store.registry
@@ -195,6 +196,10 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
             f"surely better than {settings.policy.fallback} (`dl2d status` shows how it stands)"
         )
     if earlier is None and settings.mode.acts and live.digest == version.digest:
+        if version.state is VersionState.REJECTED:
+            changes = registry.changes(name, limit=1000)
+            why = next((each.reason for each in changes if each.digest == version.digest), "by the gate")
+            raise GateRefused(f"{what} was rejected ({why})")
         raise GateRefused(f"{what} decides already, so there is nothing to compare it with")
     with shown_progress() as tell:
         replays = replayed(settings, trials.policy_of(settings, checkpoint), nodes, requests, tell=tell)
@@ -281,8 +286,14 @@ def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _fallback_cause(store: SqlStore) -> str:
-    """Why the fallback made the last recorded decision in the policy's place; empty if it did not."""
+def _fallback_cause(settings: Settings, store: SqlStore) -> str:
+    """Why the fallback made the last recorded decision in the policy's place; empty if it did not.
+
+    A slot without jobs does not say it, so of mode canary the newest canary does.
+    """
+    for canary in store.canaries(limit=1) if settings.mode is Mode.CANARY else ():
+        if canary.state is CanaryState.WITHDRAWN and canary.policy == settings.policy.name:
+            return f"policy {canary.policy} was withdrawn (canary {canary.number}): {canary.reason}"
     slot = store.slot(store.last_slot_number())
     return "" if slot is None else (slot.shadow or slot.proposed).fallback_cause
 

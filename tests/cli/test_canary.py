@@ -105,7 +105,7 @@ def test_the_views_name_the_policy_of_each_job(dl2d: Dl2d, tried: tuple[Path, Ca
     assert shown == [{"job_id": "1", "policy": "drf"}, {"job_id": "2", "policy": "fifo"}]
 
 
-def test_check_reports_a_policy_that_was_withdrawn(dl2d: Dl2d, tried: tuple[Path, CanaryWorld]) -> None:
+def test_check_and_policy_list_report_a_policy_that_was_withdrawn(dl2d: Dl2d, tried: tuple[Path, CanaryWorld]) -> None:
     config, world = tried
 
     def finding() -> dict[str, object]:
@@ -118,6 +118,8 @@ def test_check_reports_a_policy_that_was_withdrawn(dl2d: Dl2d, tried: tuple[Path
     )
     found = finding()
     assert not found["good"]
+    listed = dl2d("policy", "list", "-c", config).out
+    assert "the fallback made the last decision: policy drf was withdrawn (canary 1): surely slower than fifo" in listed
     assert found["text"] == (
         f"canary 1 withdrawn: fifo decides on all jobs in place of drf version {Drf().version}; surely slower than fifo"
     )

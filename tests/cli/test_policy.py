@@ -255,6 +255,13 @@ def test_a_candidate_of_a_canary_without_a_result_is_refused_in_these_words(dl2d
     with closing(SqlStore(store_url(tmp_path))) as store:
         (version,) = store.registry.versions("dl2-original")
         assert version.state is VersionState.CANDIDATE
+        why = "canary 1: surely slower than drf"
+        store.registry.change(
+            "dl2-original", version.digest, VersionState.REJECTED, at=time.time(), by="daemon", reason=why
+        )
+    ran = dl2d("policy", "promote", network, "-c", config)
+    assert (ran.status, f"was rejected ({why}); nothing was changed" in ran.err) == (1, True), ran.err
+    with closing(SqlStore(store_url(tmp_path))) as store:
         store.registry.add_trial(
             Trial(at=time.time(), policy="dl2-original", candidate=version.digest, current="drf", days=(), cases=(),
                   change=None, low=None, high=None, passed=True, reason="a test")
