@@ -66,7 +66,10 @@ class StaticJobRule(Record):
             owner=owner,
             workers=max(count - self.ps, 0),
             ps=min(count, self.ps),
-            task=Resources.of({resource: amount / max(count, 1) for resource, amount in held.as_dict().items()}),
+            # Rounded down: all of them together fit where the job does.
+            task=Resources(
+                tuple((name, part) for name, amount in held.thousandths if (part := amount // max(count, 1)))
+            ),
             nodes=spread(nodes, count),
             limit=limit or self.hours * _HOUR,
             started=started,

@@ -21,6 +21,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.allocated_resources import with_given
 from dl2d.tick.avoided_nodes import node_sets
+from dl2d.tick.nodes_of_static_tasks import as_nodes_are_used
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
@@ -131,6 +132,8 @@ def take_snapshot(
         else node
         for node in listing.nodes
     ) + _unlisted_nodes(listing, tasks)
+    if static := {job.key for job in jobs_given if job.static}:
+        tasks = as_nodes_are_used(tasks, static, nodes)
     schedulable = tuple(job for job in jobs_given if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _static_jobs_started_now(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])
@@ -165,8 +168,11 @@ def _unlisted_nodes(listing: RmListing, tasks: Iterable[Task]) -> tuple[Node, ..
 
 
 def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Sequence[NodeSet]) -> tuple[Node, ...]:
-    """The nodes; those that no job may use are shown as draining, so that no policy plans with their room."""
-    if not sets or sum(len(each.jobs) for each in sets) < len(jobs):
+    """The nodes; those that no job may use are shown as draining, so that no policy plans with their room.
+
+    Static jobs are shown where dl2d does not act: the nodes are recorded as they are.
+    """
+    if not sets or sum(len(each.jobs) for each in sets) < len(jobs) or any(job.static for job in jobs):
         return nodes
     useful = frozenset[str]().union(*(each.nodes for each in sets))
     return tuple(

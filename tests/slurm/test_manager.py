@@ -86,6 +86,41 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
     assert [node.state for node in listing.nodes] == [NodeState.UP] * 4
 
 
+def test_a_waiting_job_of_the_site_may_use_no_node_while_it_waits_for_anything_but_room(
+    slurm: FakeSlurm, manager_on: Managers
+) -> None:
+    nodes = [node_row(name, PartitionName="all") for name in ("n1", "n2", "n3")]
+    slurm.answer("sinfo", rows=[*nodes, *(node_row(name, PartitionName="small") for name in ("n1", "n2"))])
+    static = {
+        "State": "PENDING",
+        "Comment": "(null)",
+        "NodeList": "",
+        "NumTasks": 2,
+        "Name": "bert",
+        "UserID": 1001,
+        "GroupID": 1002,
+    }
+    reasons = {20: "Resources", 21: "Priority", 22: "JobHeldUser", 23: "Dependency", 24: "QOSGrpGRES", 25: "None"}
+    slurm.answer(
+        "squeue",
+        rows=[
+            *(job_row(number, **static, Partition="small", Reason=reason) for number, reason in reasons.items()),
+            job_row(26, **static, Partition="all", Reason="Resources"),
+        ],
+    )
+    watch = [{"partition": name, "model": "bert"} for name in ("all", "small")]
+    eligible = manager_on(watch=watch).listing().eligible_nodes
+    small = (["n1", "n2"], "partition small")
+    assert {handle: (sorted(found.nodes), found.reason) for handle, found in eligible.items()} == {
+        "20": small,
+        "21": small,
+        "22": ([], "Slurm does not start it now: JobHeldUser"),
+        "23": ([], "Slurm does not start it now: Dependency"),
+        "24": ([], "Slurm does not start it now: QOSGrpGRES"),
+        "25": ([], "Slurm does not start it now: it has not considered it yet"),
+    }
+
+
 @pytest.mark.parametrize(
     ("setting", "own", "tasks", "nodes"),
     [

@@ -138,6 +138,6 @@ def test_a_watched_job_of_a_real_slurm(release: str, monkeypatch: pytest.MonkeyP
     (static,) = (each.static for each in seen.jobs if each.static is not None)
     assert (static.name, static.model, static.owner.user, static.limit) == (NAME, "bert", "bob", 3600.0)
     assert (static.workers, static.nodes) == (3, ("n1", "n1", "n2"))
-    assert static.task == Resources.of({"cpu": 1, "memory": 100, "gpu": 2 / 3})
+    assert static.task == Resources.of({"cpu": 1, "memory": 100, "gpu": 0.666})  # three of them fit into two GPUs
     waiting = {each.array_id for each in seen.jobs if each.handle == "5" or each.array_id.startswith("5_")}
     assert waiting == {"5_1", "5_2", "5_3", "5_4"}

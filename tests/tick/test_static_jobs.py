@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,15 @@ from msgspec import structs
 from sqlalchemy import text
 from tick.world import World
 
-from dl2d.core.cluster import TaskState
+from dl2d.core.cluster import NodeState, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role
-from dl2d.core.resource_manager import Claim, RmJobState, StaticJob
+from dl2d.core.packing import Packing
+from dl2d.core.resource_manager import Claim, EligibleNodes, RmJobState, StaticJob
 from dl2d.core.resources import Resources
+from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
 from dl2d.testing import make_nodes
 from dl2d.tick import static_jobs
@@ -290,6 +293,40 @@ def test_what_a_job_waits_for_and_holds_is_counted_once(build) -> None:
     assert slot is not None
     assert slot.shadow is not None
     assert slot.shadow.allocations() == {waiting: Allocation(7, 0)}
+
+
+def test_no_policy_starts_a_job_that_the_scheduler_would_not_start_whatever_is_free(build) -> None:
+    world = build(mode=Mode.SHADOW, policy=Fifo(), url="sqlite://")
+    held = seen(world, "7", R.PENDING, a_static(workers=2), "JobHeldUser")
+    bound = seen(world, "8", R.PENDING, a_static(workers=2), "Resources")
+    world.manager.eligible = {
+        "7": EligibleNodes(frozenset(), "not started now: JobHeldUser"),
+        "8": EligibleNodes(frozenset({"n1"}), "partition small"),
+    }
+    report = world.tick()
+    slot = world.store.slot(1)
+    assert slot is not None
+    assert slot.shadow is not None
+    assert slot.shadow.allocations() == {held: NOTHING, bound: Allocation(2, 0)}
+    # What the cluster has is recorded, although neither may use it.
+    assert {node.state for node in report.snapshot.nodes} == {NodeState.UP}
+
+
+def test_tasks_are_shown_where_their_nodes_are_used(build) -> None:
+    """Of a job on several nodes it is known how many tasks it has, and not where: here three and one."""
+    world = build(
+        mode=Mode.SHADOW, policy=Fifo(), url="sqlite://", cluster_nodes=make_nodes(2, cpu=8, gpu=3, memory=64)
+    )
+    spread, task = a_static("n1", "n1", "n2", "n2", workers=4), Resources.of(cpu=2, gpu=1)
+    jobs = [seen(world, "7", R.RUNNING, spread), seen(world, "8", R.RUNNING, a_static("n2", "n2", workers=2))]
+    (listed,) = [job for job in world.manager.live() if job.handle == "7"]
+    world.manager.put(listed, (("n1", task * 3), ("n2", task)))
+    snapshot = world.tick().snapshot
+    assert Counter((task.job, task.node) for task in snapshot.tasks) == {
+        (jobs[0], "n1"): 3, (jobs[0], "n2"): 1, (jobs[1], "n2"): 2,
+    }  # fmt: skip
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
+    assert [packing.fits(job, snapshot.held()[job.key]) for job in snapshot.jobs] == [True, True]
 
 
 def rows(world: World, query: str) -> list[tuple[Any, ...]]:

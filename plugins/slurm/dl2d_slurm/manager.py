@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -45,6 +45,7 @@ from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.jobs.allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
+from dl2d_slurm.jobs.job_reason_codes import waits_for_room
 from dl2d_slurm.jobs.postponing import postpone
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
 from dl2d_slurm.jobs.stopping import Stopper
@@ -90,6 +91,8 @@ log = structlog.get_logger(__name__)
 _MAX_REPORTED = 1000
 #: Maximum number of states and reasons without a meaning that a listing names.
 _MAX_REMARKS = 5
+#: In place of the reason of a waiting job that has none.
+_NOT_SEEN = "it has not considered it yet"
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -246,6 +249,7 @@ class SlurmManager:
         self._max_seconds_by_job = {**self._max_seconds_by_job, **most} if jobs.unreadable else most
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id], job.user) for job in running}
+        waiting_static = self._nodes_of_waiting_static_jobs(jobs, eligibility)
         rules = self._allocation_rules.at(now, ask=bool(anchors))
         sharing = self._settings.sharing
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
@@ -296,11 +300,29 @@ class SlurmManager:
             ),
             given=self._given(rules, max_cpus, anchors, eligible, nodes.partitions),
             may_preempt=rules.preemption.may_preempt(anchors, eligible, held_in_partitions),
-            eligible_nodes={handle: found for handle, found in eligible.items() if found is not None},
+            eligible_nodes={
+                handle: found for handle, found in {**dict(waiting_static), **eligible}.items() if found is not None
+            },
             remarks=(*(self._limits.outdated(now) if anchors else ()), *unknown[:_MAX_REMARKS]),
         )
         self._last = listing if last_change is self._last_change else None
         return listing
+
+    def _nodes_of_waiting_static_jobs(
+        self, jobs: Jobs, eligibility: Eligibility
+    ) -> Iterator[tuple[str, EligibleNodes | None]]:
+        """Nodes that static jobs may use which wait, by handle: none for those that wait for anything but room."""
+        for job in jobs.jobs:
+            if job.static is None or job.state is not RmJobState.PENDING:
+                continue
+            if waits_for_room(job.reason):
+                # The end that Slurm has planned is no limit.
+                options = structs.replace(jobs.options[job.shown_id], ends=0)
+                if excluded := self._excluded.of(job.shown_id):
+                    options = structs.replace(options, exclude=excluded)
+                yield job.handle, eligibility.of(options, job.static.limit, job.user)
+            else:
+                yield job.handle, EligibleNodes(frozenset(), f"Slurm does not start it now: {job.reason or _NOT_SEEN}")
 
     def _given(
         self,

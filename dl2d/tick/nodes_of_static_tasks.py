@@ -1,0 +1,39 @@
+"""Nodes of the tasks of static jobs, where the resource manager does not say how many are on which of a job's nodes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from msgspec import structs
+
+from dl2d.core.cluster import Node, Task
+from dl2d.core.jobs import JobKey
+from dl2d.core.resources import Resources
+
+
+def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: Iterable[Node]) -> tuple[Task, ...]:
+    """The tasks; those of ``static`` jobs are moved among the nodes of their job, where a node has less in use.
+
+    Stored tasks are spread evenly. Were more of them on a node than its use allows, and fewer on another, a packing
+    would take the remainder there for what others hold, and would not have room for the sizes that jobs have.
+    """
+    tasks, used = tuple(tasks), {node.name: node.used for node in nodes}
+    held: dict[str, Resources] = defaultdict(Resources)
+    of_job: dict[JobKey, set[str]] = defaultdict(set)
+    for task in tasks:
+        held[task.node] += task.room
+        if task.job in static and task.node in used:
+            of_job[task.job].add(task.node)
+    if all(held[name].fits_in(amount) for name, amount in used.items()):
+        return tasks
+    found = []
+    for task in tasks:
+        node, others = task.node, of_job.get(task.job, set()) - {task.node}
+        if others and not held[node].fits_in(used[node]):
+            room = task.room
+            node = next((name for name in sorted(others) if (held[name] + room).fits_in(used[name])), node)
+            held[task.node] = held[task.node].minus(room)
+            held[node] += room
+        found.append(task if node == task.node else structs.replace(task, node=node))
+    return tuple(found)
