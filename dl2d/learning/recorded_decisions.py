@@ -131,8 +131,15 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
 
 
 def has_choice(recording: Recording, before: Recording | None) -> bool:
-    """Whether a job waited, started or changed its size in a slot, or one had ended since the slot before."""
-    if any(entry.allocation == NOTHING or entry.allocation != entry.previous for entry in recording.decision.jobs):
+    """Whether a job waited, started or changed its size in a slot, or one had ended since the slot before.
+
+    A job that may use no node, such as one that its user holds back, is no choice.
+    """
+    unable = {job for each in recording.snapshot.node_sets if not each.nodes for job in each.jobs}
+    if any(
+        entry.allocation != entry.previous or (entry.allocation == NOTHING and entry.job not in unable)
+        for entry in recording.decision.jobs
+    ):
         return True
     keys = {job.key for job in recording.snapshot.jobs}
     return before is not None and any(job.key not in keys for job in before.snapshot.jobs)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
+from dl2d.core.cluster import NodeSet
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.recorded_decisions import Recording, has_choice, simple_yardstick, split_recordings
@@ -46,6 +47,13 @@ def test_there_is_a_choice_where_a_job_waits_starts_ends_or_changes(
     sizes: dict[str, tuple[Allocation, Allocation]], expected: bool
 ) -> None:
     assert has_choice(a_slot(2, **sizes), a_slot(1, j1=(ONE, ONE))) is expected
+
+
+def test_a_job_that_may_use_no_node_is_no_choice() -> None:
+    slot = a_slot(2, j1=(ONE, ONE), j2=(NOTHING, NOTHING))
+    held = NodeSet((a_job(2).key,), frozenset(), "Slurm does not start it now: JobHeldUser")
+    slot = replace(slot, snapshot=replace(slot.snapshot, node_sets=(held,)))
+    assert not has_choice(slot, a_slot(1, j1=(ONE, ONE)))
 
 
 def test_held_out_are_blocks_of_slots_with_a_choice_spread_over_the_recorded_time() -> None:

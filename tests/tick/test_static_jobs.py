@@ -310,6 +310,9 @@ def test_no_policy_starts_a_job_that_the_scheduler_would_not_start_whatever_is_f
     assert slot.shadow.allocations() == {held: NOTHING, bound: Allocation(2, 0)}
     # What the cluster has is recorded, although neither may use it.
     assert {node.state for node in report.snapshot.nodes} == {NodeState.UP}
+    # The scheduler's reasons change again and again within a slot.
+    world.manager.eligible["7"] = EligibleNodes(frozenset(), "not started now: Dependency")
+    assert not world.tick().decided
 
 
 def test_tasks_are_shown_where_their_nodes_are_used(build) -> None:
