@@ -16,7 +16,7 @@ from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
 from dl2d.core.resize_guard_state import NodeRefusal
-from dl2d.core.resource_manager import ResourceManager, RmListing
+from dl2d.core.resource_manager import ResourceManager, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.allocated_resources import with_given
@@ -84,6 +84,21 @@ def _without_claims_of_static_jobs(listing: RmListing) -> RmListing:
         for claims in (listing.claims, listing.limit_claims)
     )
     return replace(listing, claims=claims, limit_claims=limit_claims)
+
+
+def without_ending(static: LiveJobs, listing: RmListing) -> LiveJobs:
+    """The static jobs but those that the resource manager is ending: no decision is about them.
+
+    What they still hold counts as used by others.
+    """
+    ending = {job.handle for job in listing.jobs if job.state is RmJobState.ENDING}
+    keys = {job.key for job in static.jobs if job.anchor in ending}
+    if not keys:
+        return static
+    return LiveJobs(
+        tuple(job for job in static.jobs if job.key not in keys),
+        tuple(task for task in static.tasks if task.job not in keys),
+    )
 
 
 def live_jobs(store: TickStore) -> tuple[LiveJobs, LiveJobs]:

@@ -28,7 +28,14 @@ from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
-from dl2d.tick.observe import MIN_USEFUL_SECONDS, LiveJobs, Observed, live_jobs, take_snapshot
+from dl2d.tick.observe import (
+    MIN_USEFUL_SECONDS,
+    LiveJobs,
+    Observed,
+    live_jobs,
+    take_snapshot,
+    without_ending,
+)
 from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
@@ -192,7 +199,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     placed = (
         elastic if not queued else replace(elastic, tasks=tuple(task for task in elastic.tasks if not is_queued(task)))
     )
-    shown = placed if acts else placed + static
+    shown = placed if acts else placed + without_ending(static, listing)
     shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
     silent = {

@@ -28,7 +28,7 @@ from dl2d.core.jobs import (
     Progress,
     Role,
 )
-from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmListing, StaticJob
+from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.task_starts_and_stops import Start
@@ -279,8 +279,10 @@ def _static_change(
     running = Counter[tuple[Role, str]]()
     stored = Counter((task.role, task.node) for task in tasks)
     if listed is not None and listed.state.holds_resources and ended_at is None:
-        # A listing that is incomplete may lack some of the job's nodes: its size stays.
-        running.update(stored if stored and listing.incomplete else _running_tasks(job, listed, tasks))
+        # A listing that is incomplete may lack some of the job's nodes, and of a job that is ending those where it has
+        # ended: its size stays.
+        stays = bool(listing.incomplete) or listed.state is RmJobState.ENDING
+        running.update(stored if stored and stays else _running_tasks(job, listed, tasks))
     new = running - stored
     allocation = _allocation(running)
     if (

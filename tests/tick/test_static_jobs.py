@@ -332,6 +332,23 @@ def test_tasks_are_shown_where_their_nodes_are_used(build) -> None:
     assert [packing.fits(job, snapshot.held()[job.key]) for job in snapshot.jobs] == [True, True]
 
 
+def test_no_decision_is_about_a_job_that_is_ending(build) -> None:
+    """Slurm lists the nodes where it has not ended yet: its tasks do not move there, and its room is used by others."""
+    world = build(mode=Mode.SHADOW, policy=Fifo(), url="sqlite://")
+    key = seen(world, "7", R.RUNNING, a_static("n1", "n1", "n2"))
+    world.tick()
+    seen(world, "7", R.ENDING, a_static("n2", "n2", "n2"))
+    snapshot = world.tick().snapshot
+    assert (snapshot.jobs, snapshot.tasks) == ((), ())
+    assert {node.name: node.used.get("gpu") for node in snapshot.nodes if node.used.thousandths} == {"n2": 3}
+    assert [(task.node, task.id) for task in world.store.tasks(live=False, job=key)] == [
+        ("n1", "worker-0"), ("n1", "worker-1"), ("n2", "worker-2"),
+    ]  # fmt: skip
+    world.manager.end("7", R.DONE)
+    world.tick()
+    assert world.job(key).state is JobState.FINISHED
+
+
 def rows(world: World, query: str) -> list[tuple[Any, ...]]:
     with world.store._database.reading("test") as connection:
         return [tuple(row) for row in connection.execute(text(query))]

@@ -43,7 +43,7 @@ def test_what_is_told_of_a_job_that_runs(slurm: FakeSlurm, manager_on: Managers)
             owner=Owner("alice", 1001, 1002, "", "gpu", "normal"),
             workers=3,
             ps=0,
-            task=Resources.of({"cpu": 2, "memory": 200, "gpu": 2 / 3}),
+            task=Resources.of({"cpu": 2, "memory": 200, "gpu": 0.666}),
             nodes=("n1", "n1", "n2"),
             limit=7200.0,
             started=1795253990.0,
