@@ -19,18 +19,20 @@ def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: 
     would take the remainder there for what others hold, and would not have room for the sizes that jobs have.
     """
     tasks, used = tuple(tasks), {node.name: node.used for node in nodes}
-    held: dict[str, Resources] = defaultdict(Resources)
-    of_job: dict[JobKey, set[str]] = defaultdict(set)
+    rooms: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
-        held[task.node] += task.room
-        if task.job in static and task.node in used:
-            of_job[task.job].add(task.node)
+        rooms[task.node].append(task.room)
+    held = {name: Resources.total(rooms[name]) for name in rooms.keys() | used.keys()}
     if all(held[name].fits_in(amount) for name, amount in used.items()):
         return tasks
+    of_job: dict[JobKey, set[str]] = defaultdict(set)
+    for task in tasks:
+        if task.node in used and task.job in static:
+            of_job[task.job].add(task.node)
     found = []
     for task in tasks:
         node, others = task.node, of_job.get(task.job, set()) - {task.node}
-        if others and not held[node].fits_in(used[node]):
+        if others and node in used and not held[node].fits_in(used[node]):
             room = task.room
             node = next((name for name in sorted(others) if (held[name] + room).fits_in(used[name])), node)
             held[task.node] = held[task.node].minus(room)
