@@ -89,7 +89,8 @@ def test_a_listing_says_which_nodes_jobs_may_use(slurm: FakeSlurm, manager_on: M
 def test_a_waiting_job_of_the_site_may_use_no_node_while_it_waits_for_anything_but_room(
     slurm: FakeSlurm, manager_on: Managers
 ) -> None:
-    nodes = [node_row(name, PartitionName="all") for name in ("n1", "n2", "n3")]
+    use = {"n1": "1/7/0/8", "n2": "0/8/0/8", "n3": "0/8/0/8"}
+    nodes = [node_row(name, PartitionName="all", CPUsState=cpus, AllocMem=0, GresUsed="") for name, cpus in use.items()]
     slurm.answer("sinfo", rows=[*nodes, *(node_row(name, PartitionName="small") for name in ("n1", "n2"))])
     static = {
         "State": "PENDING",
@@ -106,6 +107,10 @@ def test_a_waiting_job_of_the_site_may_use_no_node_while_it_waits_for_anything_b
         rows=[
             *(job_row(number, **static, Partition="small", Reason=reason) for number, reason in reasons.items()),
             job_row(26, **static, Partition="all", Reason="Resources"),
+            *(
+                job_row(27 + place, **static, Partition="all", Reason="Priority", **own)
+                for place, own in enumerate((OLD, NEW))
+            ),
         ],
     )
     watch = [{"partition": name, "model": "bert"} for name in ("all", "small")]
@@ -118,6 +123,8 @@ def test_a_waiting_job_of_the_site_may_use_no_node_while_it_waits_for_anything_b
         "23": ([], "Slurm does not start it now: Dependency"),
         "24": ([], "Slurm does not start it now: QOSGrpGRES"),
         "25": ([], "Slurm does not start it now: it has not considered it yet"),
+        "27": (["n2", "n3"], "only nodes on which nothing runs"),
+        "28": (["n2", "n3"], "only nodes on which nothing runs"),
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import Task, parse_tag
+from dl2d.core.cluster import Node, Task, parse_tag
 from dl2d.core.errors import NeverStarts, NodeRefused, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import (
@@ -249,10 +249,10 @@ class SlurmManager:
         self._max_seconds_by_job = {**self._max_seconds_by_job, **most} if jobs.unreadable else most
         eligibility = Eligibility(self._capacities, nodes.partitions, nodes.features, reservations, now)
         eligible = {job.handle: eligibility.of(anchors[job.handle], most[job.shown_id], job.user) for job in running}
-        waiting_static = self._nodes_of_waiting_static_jobs(jobs, eligibility)
         rules = self._allocation_rules.at(now, ask=bool(anchors))
         sharing = self._settings.sharing
         seen_nodes = with_ending_jobs(with_reserved(nodes, reservations, anchors.values(), now), jobs)
+        waiting_static = self._nodes_of_waiting_static_jobs(jobs, eligibility, rules, seen_nodes)
         seen_jobs = self._withheld_room.with_refused_tasks(
             with_limits(jobs.jobs, jobs.options, resources, self._limits.bounds), jobs.waiting_tasks,
             [node for node in seen_nodes if node.name not in jobs.ending_in_part],
@@ -309,20 +309,29 @@ class SlurmManager:
         return listing
 
     def _nodes_of_waiting_static_jobs(
-        self, jobs: Jobs, eligibility: Eligibility
+        self, jobs: Jobs, eligibility: Eligibility, rules: AllocationRules, nodes: Iterable[Node]
     ) -> Iterator[tuple[str, EligibleNodes | None]]:
         """Nodes that static jobs may use which wait, by handle: none for those that wait for anything but room."""
+        empty = frozenset(node.name for node in nodes if not node.used.thousandths)
+        whole = {job.claim.handle for job in jobs.waiting if job.claim.whole}
         for job in jobs.jobs:
             if job.static is None or job.state is not RmJobState.PENDING:
                 continue
-            if waits_for_room(job.reason):
-                # The end that Slurm has planned is no limit.
-                options = structs.replace(jobs.options[job.shown_id], ends=0)
-                if excluded := self._excluded.of(job.shown_id):
-                    options = structs.replace(options, exclude=excluded)
-                yield job.handle, eligibility.of(options, job.static.limit, job.user)
-            else:
+            if not waits_for_room(job.reason):
                 yield job.handle, EligibleNodes(frozenset(), f"Slurm does not start it now: {job.reason or _NOT_SEEN}")
+                continue
+            # The end that Slurm has planned is no limit.
+            options = structs.replace(jobs.options[job.shown_id], ends=0)
+            if excluded := self._excluded.of(job.shown_id):
+                options = structs.replace(options, exclude=excluded)
+            found = eligibility.of(options, job.static.limit, job.user)
+            if job.handle in whole or rules.gives_whole_nodes(options.partition):
+                alone = "only nodes on which nothing runs"
+                found = (
+                    EligibleNodes(empty, alone) if found is None
+                    else EligibleNodes(empty & found.nodes, f"{found.reason}; {alone}")
+                )  # fmt: skip
+            yield job.handle, found
 
     def _given(
         self,
