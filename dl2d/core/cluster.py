@@ -10,6 +10,7 @@ import enum
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -80,8 +81,6 @@ _WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[Ta
 
 #: Beginning of the note of a task that holds its resources and does not execute.
 NOT_EXECUTING = "does not execute: "
-#: Reason shown when an anchor holds resources but does not execute.
-ANCHOR_NOT_EXECUTING = "its anchor is suspended, or its nodes are being prepared"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -133,10 +132,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 _MIN_COUNTED_DOWN = 4_000_000_000
 
 
-def claimant_text(handle: str, user: str, priority: int) -> str:
-    """A waiting job in words: ``job 812 of bob (priority 9000)``."""
-    shown = f" (priority {priority})" if priority < _MIN_COUNTED_DOWN else ""
-    return f"job {handle} of {user}{shown}"
+class Claimant(NamedTuple):
+    """A waiting job of the resource manager that gets room."""
+
+    handle: str
+    user: str
+    priority: int
+    #: Whether tasks leave, or move, so that it has room; otherwise room that is free is kept for it.
+    makes_room: bool = True
+
+    @property
+    def text(self) -> str:
+        """The job in words: ``job 812 of bob (priority 9000)``."""
+        shown = f" (priority {self.priority})" if self.priority < _MIN_COUNTED_DOWN else ""
+        return f"job {self.handle} of {self.user}{shown}"
 
 
 class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -152,15 +161,20 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     leaving: tuple[str, ...] = ()
 
     @property
+    def claimant(self) -> Claimant | None:
+        """The job that gets the room; None where the site keeps it free."""
+        return Claimant(self.handle, self.user, self.priority, bool(self.leaving)) if self.user else None
+
+    @property
     def text(self) -> str:
         """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``, where tasks leave
         for it; ``free room is kept for`` it where none does.
         """
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
-        if not self.user:
+        if (claimant := self.claimant) is None:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        what = "room made" if self.leaving else "free room is kept"
-        return f"{what} for {claimant_text(self.handle, self.user, self.priority)} on {count}: {names}"
+        what = "room made" if claimant.makes_room else "free room is kept"
+        return f"{what} for {claimant.text} on {count}: {names}"
 
 
 #: Id of a job's anchor in its tag, where tasks have theirs.
@@ -208,6 +222,8 @@ class SharedLimit:
     most: tuple[tuple[str, int], ...]
     #: The limit in words: ``jobs of ann may hold gpu=4 together``.
     text: str
+    #: The first waiting jobs for which these jobs give up what they have beyond it; without any they keep that.
+    makes_room_for: tuple[Claimant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from dl2d.core.cluster import Claimant
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
@@ -62,6 +63,8 @@ class Reason:
     shortfalls: tuple[Shortfall, ...] = ()
     #: The softer rule of the guard that does not hold because of this one; None where all rules hold.
     gave_way: Constraint | None = None
+    #: Of ``Constraint.CLAIM`` the waiting jobs that the text names. (Slots that older versions stored have none.)
+    claimants: tuple[Claimant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

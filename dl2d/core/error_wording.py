@@ -29,10 +29,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def some_of(names: Sequence[str]) -> str:
-    """``n1, n2``, or the first ``MAX_NAMES`` of them ``and 3 more``; empty for none."""
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def some_of(names: Sequence[str], most: int = MAX_NAMES) -> str:
+    """``n1, n2``, or the first ``most`` of them ``and 3 more``; empty for none."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(key: str) -> str:

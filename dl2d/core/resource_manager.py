@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from dl2d.core.cluster import Node, Task
+from dl2d.core.cluster import Claimant, Node, Task
 from dl2d.core.jobs import FailureCause, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resources import NO_RESOURCES, Resources
 
@@ -183,8 +183,9 @@ class GrowthLimit:
     floors_may_exceed: bool = False
     #: Handles of the jobs among ``RmListing.limit_claims`` for which it holds as well.
     waiting: frozenset[str] = frozenset()
-    #: Whether jobs that have more than they may give that up, down to their floors. Otherwise they keep what they have.
-    makes_room: bool = False
+    #: The first waiting jobs for which jobs that have more than they may give that up, down to their floors; without
+    #: any they keep what they have.
+    makes_room_for: tuple[Claimant, ...] = ()
 
     def allows(self, demand: Resources, tasks: int) -> bool:
         """Whether it leaves enough for so many tasks with this demand; one of what they do not need does not matter."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -42,15 +41,10 @@ _OTHER_TEXTS: Final = {
     Constraint.INFEASIBLE: "a task asks for more than any node that it may use has",
     Constraint.QUEUE: "other jobs are served first",
     Constraint.HELD_BACK: "a job that was submitted earlier has waited for very long, and starts first",
-    Constraint.CLAIM: "room made for a job of the resource manager",
     Constraint.FLOOR: "keeps its minimum size",
     Constraint.FALLBACK: "the policy failed, and the fallback decided",
     Constraint.OUT_OF_RANGE: "the input is out of the range of the policy's training, and the fallback decided",
 }
-
-
-#: A waiting job for which room is made, and its user (``claimant_text``).
-_CLAIMANT: Final = re.compile(r"\bjob (\S+) of ([^\s,;]+)")
 
 
 class StoreViews:
@@ -254,11 +248,11 @@ def _own_reason(reason: Reason, user: str) -> Reason:
     if reason.constraint in _OWN_TEXTS:
         return reason
     text = _OTHER_TEXTS.get(reason.constraint, str(reason.constraint))
-    if reason.constraint is Constraint.CLAIM and (claimants := _CLAIMANT.findall(reason.text)):
-        jobs = [job for job, name in claimants if name == user]
-        others = " and others" if len(jobs) < len(claimants) else ""
-        text = f"room made for your job {', '.join(jobs)}{others}" if jobs else text
-    if reason.constraint is Constraint.CLAIM and "room made for" not in reason.text:
-        text = text.replace("room made for", "free room is kept for")
+    if reason.constraint is Constraint.CLAIM:
+        what = "room made" if any(claimant.makes_room for claimant in reason.claimants) else "free room is kept"
+        jobs = [claimant.handle for claimant in reason.claimants if claimant.user == user]
+        others = " and others" if len(jobs) < len(reason.claimants) else ""
+        whom = f"your job {', '.join(jobs)}{others}" if jobs else "a job of the resource manager"
+        text = f"{what} for {whom}"
     missing = "; ".join(map(str, reason.shortfalls))
-    return replace(reason, text=f"{text} ({missing})" if missing else text)
+    return replace(reason, text=f"{text} ({missing})" if missing else text, claimants=())

@@ -4,7 +4,7 @@ A rigid job that waits for a limit of its account never starts while elastic job
 these have no end. So elastic jobs give up tasks above their floors to it, as they do on nodes
 (``vacate_for_waiting_jobs``): those that yield to it (``Yields``), in each limit that holds for it. What it needs is
 taken off what the limit leaves, so that no elastic job of the limit grows into it. If tasks have to end for that, the
-jobs that yield get a limit of their own (``GrowthLimit.makes_room``), down to which the guard shrinks them.
+jobs that yield get a limit of their own (``GrowthLimit.makes_room_for``), down to which the guard shrinks them.
 
 Waiting jobs get room in the order of their priority, each only if it fits into all its limits at once, with the elastic
 jobs that yield to it at their floors and the minimum sizes of elastic jobs of at least its priority. In one limit,
@@ -26,7 +26,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from dl2d.core.cluster import Snapshot, Task, TaskState, claimant_text
+from dl2d.core.cluster import Claimant, Snapshot, Task, TaskState
+from dl2d.core.error_wording import some_of
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest
 from dl2d.core.limit_room import amounts_with_tasks
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing
@@ -379,11 +380,13 @@ class _LimitWithClaims:
         asked = _Amounts()
         for key in self._givers:
             asked.update(self._asked[key])
+        claimants = [Claimant(claim.handle, claim.user, claim.priority) for claim in self._for]
+        by_text = {claimant.text: claimant for claimant in claimants}  # tasks of a job array once
         yield GrowthLimit(
             frozenset(self.anchors[key] for key in self._givers),
             {name: (asked[name] - given) / 1000 for name, given in self._given.items()},
-            f"{_jobs_text(self._for)} in {self.limit.reason}",
-            makes_room=True,
+            f"room made for {some_of(list(by_text), _MAX_SHOWN)} in {self.limit.reason}",
+            makes_room_for=tuple(by_text.values())[:_MAX_SHOWN],
         )
         others = frozenset(anchor for key, anchor in self.anchors.items() if key not in self._givers)
         if others:
@@ -402,10 +405,3 @@ class _LimitWithClaims:
                 above_floors.update(self._above_floor[key])
             self._yielding[place] = keys, above_floors
         return self._yielding[place]
-
-
-def _jobs_text(claims: Sequence[Claim]) -> str:
-    """Jobs for which tasks end, in words; tasks of a job array once."""
-    texts = list(dict.fromkeys(claimant_text(claim.handle, claim.user, claim.priority) for claim in claims))
-    more = len(texts) - _MAX_SHOWN
-    return "room made for " + ", ".join(texts[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -20,6 +20,14 @@ MAX_FUTURE_SECONDS: Final = 60.0
 SILENT_HEARTBEATS: Final = 3
 
 
+class Silence(NamedTuple):
+    """Why a job keeps what it has: nothing is known of its coordinator, or that admits no tasks."""
+
+    cause: str
+    #: Whether its anchor holds resources but does not execute. The user is told so even if nothing would change.
+    not_executing: bool = False
+
+
 class Absence(NamedTuple):
     """Absence of one task or anchor."""
 

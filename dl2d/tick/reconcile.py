@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.cluster import ANCHOR, ANCHOR_NOT_EXECUTING, Snapshot, Task, TaskState, task_tag
+from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.jobs import Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState, Postponement
@@ -27,7 +27,7 @@ from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tas
 from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
-from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, has_called, update_calling_since
+from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, Silence, has_called, update_calling_since
 from dl2d.tick.observe import (
     MIN_USEFUL_SECONDS,
     LiveJobs,
@@ -59,9 +59,11 @@ _CALLING_SECONDS: Final = 600.0
 
 
 #: Why a job gets no tasks whose coordinator is put back into the resource manager's queue (``idle_coordinators``).
-LEAVES_FOR_OTHERS: Final = (
+LEAVES_FOR_OTHERS: Final = Silence(
     "its coordinator is being put back into the resource manager's queue so that another job has room"
 )
+#: Why a job gets none that is ``starting``.
+_STARTS_FROM_QUEUE: Final = Silence("others of its first tasks wait in the resource manager's queue")
 #: How long the resource manager may take to list a requested requeue.
 _LEAVING_SECONDS: Final = 300.0
 
@@ -82,7 +84,7 @@ class Reconciled:
     #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
     #: was ended from outside or says that its training is done, an anchor that is ending, suspended, close to its time
     #: limit or not listed any more, or they are ``starting``.
-    silent: Mapping[JobKey, str]
+    silent: Mapping[JobKey, Silence]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
     #: Tasks that wait for any node, which the snapshot does not have.
@@ -203,12 +205,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
     silent = {
-        job.key: cause
+        job.key: silence
         for job in elastic.jobs
-        if (
-            cause := _cause_of_silence(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at)
-        )
-        or (job.key in guard_state.postponed and (cause := LEAVES_FOR_OTHERS))
+        if (silence := _silence_of(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at))
+        or (job.key in guard_state.postponed and (silence := LEAVES_FOR_OTHERS))
     }
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
     return Reconciled(
@@ -217,7 +217,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         jobs={job.key: job for job in elastic.jobs},
         anchors={job.key: anchor for job in elastic.jobs if (anchor := matches.listed.get(task_tag(job.key, ANCHOR)))},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=silent | dict.fromkeys(from_queue, "others of its first tasks wait in the resource manager's queue"),
+        silent=silent | dict.fromkeys(from_queue, _STARTS_FROM_QUEUE),
         starting=from_queue,
         queued=queued,
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
@@ -417,30 +417,30 @@ def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> 
     return frozenset(key for key, failed in guard_state.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
-def _cause_of_silence(
+def _silence_of(
     context: Context,
     job: Job,
     listed: Mapping[str, RmJob],
     calling_unlisted: Collection[str],
     calling: Collection[JobKey],
     at: float,
-) -> str:
-    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon; or ""."""
+) -> Silence | None:
+    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon; else None."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
-        return job.coordinator_end
+        return Silence(job.coordinator_end)
     if context.ending(job.key):
-        return "its training is done, and its tasks end"
+        return Silence("its training is done, and its tasks end")
     if anchor is not None and anchor.state is RmJobState.ENDING:
-        return "the resource manager is ending its anchor"
+        return Silence("the resource manager is ending its anchor")
     if anchor is not None and anchor.not_executing:
-        return ANCHOR_NOT_EXECUTING
+        return Silence("its anchor is suspended, or its nodes are being prepared", not_executing=True)
     if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < MIN_USEFUL_SECONDS:
-        return f"its batch job reaches its time limit in less than {MIN_USEFUL_SECONDS / 60:g} minutes"
+        return Silence(f"its batch job reaches its time limit in less than {MIN_USEFUL_SECONDS / 60:g} minutes")
     if tag in calling_unlisted:
-        return "the resource manager does not list its anchor, whose coordinator still reports"
-    return "" if job.key in calling else "its coordinator is silent"
+        return Silence("the resource manager does not list its anchor, whose coordinator still reports")
+    return None if job.key in calling else Silence("its coordinator is silent")
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

@@ -29,13 +29,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import ANCHOR_NOT_EXECUTING, ClaimedNodes, SharedLimit, Snapshot
+from dl2d.core.cluster import Claimant, ClaimedNodes, SharedLimit, Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Constraint, Decision, JobDecision, Reason
 from dl2d.core.error_wording import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
+from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.open_node_capacity import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
 from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
@@ -50,8 +51,8 @@ def guard(
     rules: GuardRules,
     guard_state: GuardState,
     *,
-    silent: Mapping[JobKey, str] | None = None,
-    growth_limits: Iterable[GrowthLimit] = (),
+    silent: Mapping[JobKey, Silence] | None = None,
+    growth_limits: Collection[GrowthLimit] = (),
     last: Decision | None = None,
 ) -> Decision:
     """The decision within all rules, where the jobs ``silent`` keep what they have, for these causes.
@@ -85,11 +86,9 @@ def guard(
         job_limits.append(found)
     sums = _add_capacity(job_limits, snapshot)
     sums += _add_limits(job_limits, site_limits(snapshot, rules))
-    growth_limits = tuple(growth_limits)
-    keeping = manager_limits(snapshot, [limit for limit in growth_limits if not limit.makes_room])
-    sums += _add_limits(job_limits, keeping, keep_excess=True)
-    making_room = manager_limits(snapshot, [limit for limit in growth_limits if limit.makes_room])
-    sums += _add_limits(job_limits, making_room, constraint=Constraint.CLAIM)
+    of_manager = manager_limits(snapshot, growth_limits)
+    sums += _add_limits(job_limits, [limit for limit in of_manager if not limit.makes_room_for], keep_excess=True)
+    sums += _add_limits(job_limits, [limit for limit in of_manager if limit.makes_room_for])
     for each in job_limits:
         each.give(each.desired)
     exceeded = [total for total in sums if total.exceeded()]
@@ -148,6 +147,8 @@ class _Sum:
     #: The bound in words.
     text: str
     limit: Mapping[str, int]
+    #: Waiting jobs that the text names.
+    claimants: tuple[Claimant, ...] = ()
     #: Whether a resource that ``limit`` does not name has the bound 0; otherwise it has no bound.
     complete: bool = False
     #: The bound without what jobs have beyond it and keep, as no other job needs it.
@@ -207,11 +208,11 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         yield entry
 
 
-def _limits_of_silent(entry: JobDecision, job: Job, at: float, cause: str) -> _JobLimits:
+def _limits_of_silent(entry: JobDecision, job: Job, at: float, silence: Silence) -> _JobLimits:
     held = entry.previous
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
-    if entry.allocation != held or cause == ANCHOR_NOT_EXECUTING:
-        text = f"{cause} (last report {at - job.progress.at:.0f} s ago): allocation unchanged meanwhile"
+    if entry.allocation != held or silence.not_executing:
+        text = f"{silence.cause} (last report {at - job.progress.at:.0f} s ago): allocation unchanged meanwhile"
         found.reasons.append(Reason(Constraint.SILENT, text))
     return found
 
@@ -288,7 +289,8 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
     text = f"the nodes that take new tasks have {Resources(tuple(sorted(free.items())))} for all jobs"
     if snapshot.claims:
         text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
-    capacity = _Sum(Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY, text, free, complete=True)
+    constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
+    capacity = _Sum(constraint, text, free, _claimants(snapshot.claims), complete=True)
     waiting = floor_tasks_without_room([(each.job, each.lowest) for each in job_limits], snapshot, room)
     uncounted = tasks_on_closed_nodes(snapshot)
     capacity.uncounted = uncounted | {key: uncounted.get(key, NOTHING).plus(more) for key, more in waiting.items()}
@@ -307,7 +309,6 @@ def _add_limits(
     job_limits: Iterable[_JobLimits],
     limits: Iterable[SharedLimit],
     *,
-    constraint: Constraint = Constraint.LIMIT,
     keep_excess: bool = False,
 ) -> list[_Sum]:
     """Add a sum for each limit to the jobs that are in it; returns these sums.
@@ -318,7 +319,10 @@ def _add_limits(
     sums = []
     for limit in limits:
         members, most = [by_key[key] for key in limit.jobs], dict(limit.most)
-        found = _Sum(constraint, limit.text, most, limit_without_excess=most, is_limit=True)
+        constraint = Constraint.CLAIM if limit.makes_room_for else Constraint.LIMIT
+        found = _Sum(
+            constraint, limit.text, most, claimants=limit.makes_room_for, limit_without_excess=most, is_limit=True
+        )
         for each in members if keep_excess else ():
             found.add(each.job, each.entry.previous.common(each.desired))
         if keep_excess:
@@ -524,7 +528,7 @@ def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
         text = f"{total.text}; the job's cool-down gave way" if broken else total.text
         if jobs := [job for job, limits in each.yields_to if total in limits]:
             text += f"; the job yields to {_minimum_sizes_text(jobs)}"
-        each.reasons.append(Reason(total.constraint, text, gave_way=gave_way))
+        each.reasons.append(Reason(total.constraint, text, gave_way=gave_way, claimants=total.claimants))
 
 
 def _minimum_sizes_text(jobs: Sequence[Job]) -> str:
@@ -549,12 +553,17 @@ def _explain_claims(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> Non
         if not claims and each.entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
             claims = snapshot.claims
         if claims:
-            each.reasons.append(Reason(Constraint.CLAIM, _claims_text(claims)))
+            each.reasons.append(Reason(Constraint.CLAIM, _claims_text(claims), claimants=_claimants(claims)))
 
 
 def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
     more = len(claims) - _MAX_SHOWN
     return "; ".join(claim.text for claim in claims[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _claimants(claims: Sequence[ClaimedNodes]) -> tuple[Claimant, ...]:
+    """The jobs that ``_claims_text`` names."""
+    return tuple(claimant for claim in claims[:_MAX_SHOWN] if (claimant := claim.claimant) is not None)
 
 
 def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
@@ -570,7 +579,8 @@ def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
         if total.constraint in (Constraint.CAPACITY, Constraint.CLAIM):
             if _grows(each.entry.previous, given):
                 text = f"{total.text}: what it lacks of its floor {each.lowest} waits"
-                each.reasons.append(Reason(total.constraint, text, gave_way=Constraint.FLOOR))
+                gave_way = Constraint.FLOOR
+                each.reasons.append(Reason(total.constraint, text, gave_way=gave_way, claimants=total.claimants))
         else:
             rule, kept = (Constraint.SILENT, "allocation") if each.silent else (Constraint.FLOOR, "floor")
             text = f"it keeps its {kept} {each.lowest} although {total.text}"

@@ -140,7 +140,7 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
         runs = dict(amounts_with_tasks(Resources.total(running), len(running)))
         allowed = [(name, runs.get(name, 0) + round(1000 * left)) for name, left in sorted(limit.left.items())]
         if members:
-            limits.append(SharedLimit(tuple(members), tuple(allowed), limit.reason))
+            limits.append(SharedLimit(tuple(members), tuple(allowed), limit.reason, limit.makes_room_for))
     return limits
 
 

@@ -37,6 +37,7 @@ from dl2d.policies.fifo import Fifo
 from dl2d.tick import policy_call
 from dl2d.tick.decide import decide
 from dl2d.tick.decision_check import check_decision
+from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.policy_call import Deadline
 from dl2d.tick.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.resize_guard_limits import guard
@@ -45,7 +46,7 @@ from dl2d.tick.tick_context import Deciders, GuardRules
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)
 NO_GUARD_STATE = GuardState()
-SILENT = "its coordinator is silent"
+SILENT = Silence("its coordinator is silent")
 
 
 def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
