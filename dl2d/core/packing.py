@@ -25,6 +25,8 @@ from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resource_vectors import ResourceVectors
 from dl2d.core.resources import NO_RESOURCES, Resources
 
+#: Demands of a worker and of a PS, how many of them, and the nodes that they may use (None: all nodes).
+JobDemand = tuple[Resources, Resources, Allocation, frozenset[str] | None]
 #: Tasks of one role of a job.
 _Kind = tuple[JobKey, Role]
 #: Equal tasks that are added one after the other.
@@ -32,6 +34,11 @@ _Batch = tuple[Role, Resources, int]
 #: Equal tasks that were added, one to each of some nodes; the class that these were of; and whose task it is, where
 #: one that runs already was taken up.
 _Step = tuple[Sequence[int], NodeClass, Vector, _Kind | None]
+
+
+def job_demand(request: JobRequest, size: Allocation, nodes: frozenset[str] | None) -> JobDemand:
+    """What decides whether nodes have room for so many tasks of a job: of jobs with equal demands one is examined."""
+    return request.worker, request.ps, size, nodes
 
 
 class Packing:

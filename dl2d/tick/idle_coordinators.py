@@ -27,7 +27,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node, Snapshot, TaskState, submit_order
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Role
 from dl2d.core.limit_room import LimitRoom
-from dl2d.core.packing import Packing
+from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.placement import Placement
 from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import RmJob, RmJobState
@@ -41,8 +41,8 @@ _MAX_DOUBLINGS: Final = 5
 _MIN_QUEUED_SECONDS: Final = 130.0
 #: Maximum number of coordinators that one repeated round puts back.
 _MAX_PER_ROUND: Final = 32
-#: Maximum number of different job shapes examined per tick.
-_MAX_SHAPES: Final = 16
+#: Maximum number of different demands of jobs that are examined per tick.
+_MAX_EXAMINED: Final = 16
 #: Maximum number of chosen coordinators for which it is checked whether they can stay.
 _MAX_CHECKED: Final = 64
 
@@ -61,7 +61,7 @@ class IdleHistory:
     rounds: int = 0
     #: Jobs whose coordinators the resource manager does not put back.
     refused: frozenset[JobKey] = frozenset()
-    #: Job with which the next tick continues, if there were more shapes than it could examine; None: with the first.
+    #: Job with which the next tick continues, if there were more demands than it could examine; None: with the first.
     continue_at: JobKey | None = None
 
 
@@ -133,7 +133,7 @@ def find_postponements(
         if _may_leave(job, anchors.get(job.key))
     ]
     may_use = snapshot.may_use()
-    examined = set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+    examined = set[JobDemand]()
     continue_at: JobKey | None = None
     for job in lacking:
         is_beneficiary = job.key == beneficiary
@@ -144,13 +144,13 @@ def find_postponements(
         if not due or limits.blocked(job, lacks) is not None:
             continue
         # Of equal jobs the earliest has the most coordinators behind it.
-        shape = job.request.worker, job.request.ps, lacks, may_use.get(job.key)
-        if shape in examined:
+        demand = job_demand(job.request, lacks, may_use.get(job.key))
+        if demand in examined:
             continue
-        if len(examined) >= _MAX_SHAPES and not is_beneficiary:
+        if len(examined) >= _MAX_EXAMINED and not is_beneficiary:
             continue_at = continue_at or job.key
             continue
-        examined.add(shape)
+        examined.add(demand)
         if room.fits(job, lacks):
             if is_beneficiary:  # what was given up for it, or is being given up, is free or about to be
                 return Postponements(), replace(history, lacking_since=since)

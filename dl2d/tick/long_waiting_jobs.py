@@ -26,9 +26,8 @@ from typing import Final
 from dl2d.core.cluster import HeldBack, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState
-from dl2d.core.packing import Packing
+from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.placement import Placement
-from dl2d.core.resources import Resources
 
 #: Maximum number of different demands of jobs that have waited for too long for which it is examined when they have
 #: room, the longest waiting first.
@@ -132,14 +131,14 @@ def _first_with_room(due: Iterable[tuple[Job, float]], snapshot: Snapshot, place
     It has to fit beside running jobs that are expected to run for longer, jobs of others and what is kept free for
     these, and in its limits. Of equal demands the longest waiting is examined.
     """
-    may_use, examined = snapshot.may_use(), set[tuple[Resources, Resources, Allocation, frozenset[str] | None]]()
+    may_use, examined = snapshot.may_use(), set[JobDemand]()
     empty = Packing.for_decision(snapshot.nodes, snapshot.tasks, placement, snapshot.node_sets, snapshot.limits)
     for job, end in due:
-        request = job.request
-        demand = request.worker, request.ps, request.min_size, may_use.get(job.key)
-        if demand in examined or not empty.fits(job, request.min_size):
+        size = job.request.min_size
+        demand = job_demand(job.request, size, may_use.get(job.key))
+        if demand in examined or not empty.fits(job, size):
             continue
-        if _beside_floors(snapshot, placement, running_after=end).fits(job, request.min_size):
+        if _beside_floors(snapshot, placement, running_after=end).fits(job, size):
             return job
         examined.add(demand)
         if len(examined) == _MAX_EXAMINED:

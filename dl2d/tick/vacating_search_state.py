@@ -9,6 +9,7 @@ from typing import Any
 from dl2d.core.cluster import NodeState, Snapshot, Task
 from dl2d.core.jobs import TASK_ROLES, Allocation, JobKey, Role
 from dl2d.core.make_room import TaskGroup
+from dl2d.core.packing import JobDemand, job_demand
 from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.task_leaving_order import leaving_order, rank_0_worker
@@ -212,12 +213,12 @@ class NodeRoom:
         Nodes that claims had in the last tick (``claimed``) come last, so that claims do not go from node to node. Jobs
         that the policy has ``passed_over`` take only free room, and none on these nodes.
         """
-        failed = set[tuple[Resources, Resources, Allocation, frozenset[str] | None, bool, bool]]()
+        failed = set[tuple[JobDemand, bool, bool]]()
         first = [name for name in self.capacity if name not in claimed]
         last = [name for name in self.capacity if name in claimed]
         for key in keys:
             request, only_free, whole = self._jobs.requests[key], key in passed_over, key in self._jobs.without_tasks
-            lacked = request.worker, request.ps, self._jobs.lacks[key], self.may_use.get(key), only_free, whole
+            lacked = job_demand(request, self._jobs.lacks[key], self.may_use.get(key)), only_free, whole
             if lacked in failed:
                 continue
             nodes, may_leave = ([first], None) if only_free else ([first, last], self.can_spare_for_good)

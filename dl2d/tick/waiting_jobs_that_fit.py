@@ -14,11 +14,11 @@ from typing import Final
 
 from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
-from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Job, JobKey
 from dl2d.core.limit_room import LimitRoom
-from dl2d.core.packing import Packing
+from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.placement import Placement
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.task_starts_and_stops import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
@@ -145,11 +145,9 @@ def _allowed_by_limits(waiting: Sequence[Job], snapshot: Snapshot, decision: Dec
 def _fitting(jobs: Iterable[Job], packing: Packing, snapshot: Snapshot) -> frozenset[JobKey]:
     """Those of the jobs of which each would fit alone, at its minimum size."""
     may_use = snapshot.may_use()
-    #: Jobs that are equal in all that decides whether they fit.
-    alike: dict[tuple[Resources, Resources, Allocation, frozenset[str] | None], list[Job]] = defaultdict(list)
+    alike: dict[JobDemand, list[Job]] = defaultdict(list)
     for job in jobs:
-        request = job.request
-        alike[request.worker, request.ps, request.min_size, may_use.get(job.key)].append(job)
+        alike[job_demand(job.request, job.request.min_size, may_use.get(job.key))].append(job)
     return frozenset(
         job.key for some in alike.values() if packing.fits(some[0], some[0].request.min_size) for job in some
     )

@@ -8,7 +8,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.limit_room import Blocked
-from dl2d.core.packing import Packing
+from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.policy import Policy
 
 
@@ -56,7 +56,7 @@ class GreedyAllocation:
         self._whole_bundles = whole_bundles
         #: The nodes with nothing on them, once that was asked for; and which sizes have room there, by demands.
         self._empty: Packing | None = None
-        self._possible: dict[tuple[object, ...], bool] = {}
+        self._possible: dict[JobDemand, bool] = {}
         self._jobs = snapshot.jobs
         #: Nodes that jobs may use, without those that may use all.
         self.may_use = snapshot.may_use()
@@ -92,7 +92,7 @@ class GreedyAllocation:
         if self._packing.first_node_only:
             return True
         size = self.allocations[job.key].plus(step)
-        asked = job.request.worker, job.request.ps, size, self.may_use.get(job.key)
+        asked = job_demand(job.request, size, self.may_use.get(job.key))
         if asked not in self._possible:
             self._empty = self._empty or self._packing.empty()
             self._possible[asked] = self._empty.fits(job, size)
