@@ -21,7 +21,6 @@ from typing import Final
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 
-_ITERATIONS: Final = 150
 #: Lowest CPU priority of the system.
 _LOWEST_PRIORITY: Final = 19
 _MIB: Final = 2**20
@@ -65,6 +64,7 @@ def _learn(settings: Settings) -> Path:
     from dl2d.cli.open_store import open_store  # noqa: PLC0415
     from dl2d.cli.promotion_trial import live_review  # noqa: PLC0415
     from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
+    from dl2d.learning.training_state import DEFAULT_ITERATIONS  # noqa: PLC0415
 
     told: dict[str, float] = {}
 
@@ -74,7 +74,8 @@ def _learn(settings: Settings) -> Path:
             print(f"{what}: {done} of {total}{note and f', {note}'}", flush=True)  # noqa: T201
 
     with open_store(settings) as store:
-        chosen = TwinSettings(iterations=_ITERATIONS, days=None, minutes=None, seed=settings.learning.seed, gate=True)
+        seed = settings.learning.seed
+        chosen = TwinSettings(iterations=DEFAULT_ITERATIONS, days=None, minutes=None, seed=seed, gate=True)
         learned = learn(settings, store, settings.policy.name, chosen, tell=tell, now=time.time())
         candidate = judged(settings, store, learned, checked(settings, store, learned, tell=tell), tell=tell)
         review = live_review(settings, store.registry, learned.split, tell=tell)

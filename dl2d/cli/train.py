@@ -13,6 +13,7 @@ from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.cli.train_options import Design, TrainOptions, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher
+from dl2d.learning.training_state import DEFAULT_ITERATIONS
 from dl2d.simulation.workload.sources import is_drawn, source_forms
 
 _PAPERS_OPTIONS: Final = ("teacher", "start", "offline")
@@ -48,7 +49,7 @@ def train(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint, report and state.")] = Path("dl2-out"),
     design: Annotated[Design, typer.Option(help="What is trained.")] = Design.DL2,
-    iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = 150,
+    iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = DEFAULT_ITERATIONS,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     hidden: Annotated[
         int, typer.Option(min=0, max=256, help="With --design jumps: hidden units of the scorer; 0: it is linear.")

@@ -17,7 +17,7 @@ from dl2d.cli.train_options import TrainOptions, training_workloads
 from dl2d.cli.trained_policy_check import check_on_workloads, replay_line
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
-from dl2d.learning.dl2_paper.settings import Settings
+from dl2d.learning.dl2_paper.settings import DEFAULTS, Settings
 from dl2d.learning.dl2_paper.trainer import Report, continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
@@ -81,7 +81,7 @@ def _left(state: Path) -> str:
 
 
 def _settings(iterations: int, teacher: str | None, start: Checkpoint | None) -> Settings:
-    settings = replace(Settings(), iterations=iterations)
+    settings = replace(DEFAULTS, iterations=iterations)
     if teacher is not None:
         settings = replace(settings, teacher=str(teacher))
     return settings if start is None else continuing(settings, start)

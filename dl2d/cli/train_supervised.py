@@ -27,7 +27,7 @@ from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import GateRefused
 from dl2d.core.json_codec import as_plain
-from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
+from dl2d.learning.dl2_paper.settings import DEFAULTS, NetworkKind, SupervisedLoss
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
 
@@ -67,7 +67,7 @@ def supervised(
         ),
     ] = 2000,
     policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
-    loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = SupervisedLoss.CROSS_ENTROPY,
+    loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = DEFAULTS.supervised_loss,
     updates: Annotated[
         int | None,
         typer.Option(
@@ -79,10 +79,10 @@ def supervised(
     min_jobs: Annotated[
         int, typer.Option(min=1, help="Jobs that the recorded slots must have; with fewer nothing is learned.")
     ] = 20,
-    network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = NetworkKind.SHARED,
+    network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = DEFAULTS.network,
     window: Annotated[
         int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
-    ] = 20,
+    ] = DEFAULTS.window,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     force: Annotated[
         bool,
@@ -116,7 +116,7 @@ def supervised(
 
     began = time.monotonic()
     settings = replace(
-        Settings(), supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
+        DEFAULTS, supervised_loss=loss, supervised_updates=updates or _MAX_UPDATES, network=network, window=window,
     )  # fmt: skip
     with interruptible(lambda: "nothing was written"), shown_progress() as tell:
         site = site_settings(config, store)

@@ -43,7 +43,7 @@ class TrainingSettings(Record):
 
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 0
     #: Iterations of the search; every so many, the validation workloads are run and the throughput model is updated.
-    iterations: Annotated[int, Whole(0, 1_000_000)] = 150
+    iterations: Annotated[int, Whole(0, 1_000_000)] = training_state.DEFAULT_ITERATIONS
     every: Annotated[int, Whole(1, 1_000_000)] = 10
     #: Hidden units of the scorer; 0: it is linear.
     hidden: Annotated[int, Whole(0, 4096)] = 0

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,6 +15,9 @@ import numpy as np
 from dl2d.atomic_file import write_atomically
 from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
+
+#: Iterations of the search (dl2), or rounds of actor-critic learning (dl2-original), unless another number is given.
+DEFAULT_ITERATIONS: Final = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ import numpy as np
 from dl2d.core.array_types import Bools
 from dl2d.core.jobs import JobKey
 from dl2d.learning.dl2_paper.demonstrations import steps_of
-from dl2d.learning.dl2_paper.rollout import MIN_RATE
+from dl2d.learning.dl2_paper.rollout import log_reward
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.recorded_days import DAY_SECONDS
@@ -72,7 +72,7 @@ def live_samples(slots: Sequence[LiveSlot], encoding: ObservationEncoding, rng: 
         for job in snapshot.jobs:
             epochs = (later.get(job.key, math.nan) - job.progress.epoch) * encoding.slot_seconds / seconds
             if math.isfinite(epochs) and epochs >= 0.0:
-                rewards[job.key] = math.log(epochs + MIN_RATE)
+                rewards[job.key] = float(log_reward(np.array(epochs)))
         found += _slot_samples(slot, encoding, rewards, rng)
     return Samples.joined(found) if len(found) >= _MIN_SAMPLES else None
 

@@ -20,7 +20,7 @@ from dl2d.simulation.vectorized.dl2_paper_sizing import Masks, Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 #: Added to a rate, or to epochs, before the logarithm is taken; a job without tasks has the logarithm of this.
-MIN_RATE: Final = 1e-3
+_MIN_RATE: Final = 1e-3
 #: Most slots that clusters are advanced by at the beginning, so that they differ in how far their workloads are.
 _MAX_ADVANCE: Final = 24
 #: Owner of a place in the pool that holds no sample.
@@ -226,7 +226,12 @@ def rewards_of(report: SlotReport, settings: Settings) -> Floats:
     if settings.reward is Reward.PROGRESS:
         return report.progress
     rates = report.epochs if settings.reward is Reward.LOG_EPOCHS else report.rate
-    return np.where(report.present, np.log(rates + MIN_RATE), 0.0)
+    return np.where(report.present, log_reward(rates), 0.0)
+
+
+def log_reward(rates: Floats) -> Floats:
+    """Rewards of ``Reward.LOG_EPOCHS`` and ``Reward.LOG_RATE`` for epochs in a slot, or shares of a job's epochs."""
+    return np.log(rates + _MIN_RATE)
 
 
 # Validation.

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import PlainValidator, model_validator
 
 from dl2d.core.input_validation import Flag, Number, Record, Whole, bad, not_one_of
+from dl2d.learning.training_state import DEFAULT_ITERATIONS
 
 
 class Teacher(enum.StrEnum):
@@ -122,7 +123,7 @@ class Settings(Record):
     fresh_output: Flag = True
 
     #: Rounds of acting and learning, and new samples of each.
-    iterations: Annotated[int, Whole(0, 1_000_000)] = 150
+    iterations: Annotated[int, Whole(0, 1_000_000)] = DEFAULT_ITERATIONS
     samples: Annotated[int, Whole(2, 10_000_000)] = 8192
     #: Share of the decisions that become samples, since those of one slot are nearly alike.
     kept: Annotated[float, Number(1.0, least=0.001)] = 0.25
@@ -162,6 +163,8 @@ class Settings(Record):
         return self
 
 
+#: The defaults, also those of the options of ``dl2d train supervised``.
+DEFAULTS: Final = Settings()
 #: Learning from a site's days, where jobs may have only a few tasks: the network gets the extra features, and there are
 #: more updates, with a larger learning rate, than by default.
 SITE: Final = Settings(
