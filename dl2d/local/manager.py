@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
 from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.task_supervisor import BEGIN_LIMIT, START_LIMIT, boot_id, start_ticks
+from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +42,8 @@ LOCK_PATIENCE = 5.0
 #: In the environment of everything a task starts; tells its processes apart once its supervisor is gone.
 HANDLE_VARIABLE = "DL2_HANDLE"
 NODE_VARIABLE = "DL2_NODE"
+#: What nodes and tasks have GPUs as.
+_GPU = "gpu"
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -75,6 +79,9 @@ class LocalManager:
         self._cluster = settings.cluster
         self._boot = boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
+        #: GPUs of this machine that tasks are given; none where no node is declared to have some.
+        has_gpus = any(capacity.get(_GPU) for capacity in self._capacity.values())
+        self._gpus = visible_gpus(os.environ) if has_gpus else []
         self._state_dir = settings.state_dir
         self._output = settings.state_dir / "output"
         folder = settings.state_dir / "tasks"
@@ -136,9 +143,13 @@ class LocalManager:
             submitted=submitted,
             boot=self._boot,
             begun=time.monotonic(),
+            gpus=self._choose_gpus(task),
         )
         output = self._output / task.job.slug / f"{task.name}.log"
         environment = {**dict(task.launch.env), NODE_VARIABLE: node, HANDLE_VARIABLE: record.handle}
+        if self._gpus:
+            # In this order a number is the same GPU for all tasks.
+            environment |= {VISIBLE: ",".join(record.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         order = {
             "record_path": str(self._records.path(record.handle)),
             "stop_path": str(self._records.stop_path(record.handle)),
@@ -309,6 +320,23 @@ class LocalManager:
         if missing := task.demand.shortfalls(chosen.capacity.minus(chosen.used)):
             raise Rejected(f"{task.tag}: node {task.node} has no room now: {'; '.join(map(str, missing))}")
         return task.node
+
+    def _choose_gpus(self, task: TaskSpec) -> dict[str, int]:
+        """The GPUs for a task, each with the thousandths that it uses of it: none that another task was given whole.
+
+        Where nodes are declared to have more than there are, tasks share them.
+        """
+        used = Counter[str]()
+        for record in self._records.all():
+            if record.gpus and self._look_at(record).ended is None:
+                used.update(record.gpus)
+        whole, part = divmod(task.demand.in_order([_GPU])[0], 1000)
+        given: dict[str, int] = {}
+        for share in (*(1000,) * whole, part):
+            others = [gpu for gpu in self._gpus if gpu not in given]
+            if share and others:
+                given[gpu_for_task(others, used, share)] = share
+        return given
 
     def _start(self, record: Record, order: Mapping[str, object]) -> None:
         """Start a supervisor and hand it the task. Nothing secret goes through its arguments."""

@@ -59,6 +59,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     #: The machine's boot, and its monotonic clock when the task was submitted.
     boot: str
     begun: float
+    #: GPUs of the machine that it was given (CUDA_VISIBLE_DEVICES), with the thousandths that it uses of each.
+    gpus: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     #: ``keeper`` in the file, as it was called when the first records were written.
     supervisor: ProcessId | None = msgspec.field(default=None, name="keeper")
     leader: ProcessId | None = None

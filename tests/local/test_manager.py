@@ -247,6 +247,48 @@ def test_a_task_leads_its_own_session_and_has_only_standard_files_open(local: Lo
     assert ignored & ~(1 << 12 | 1 << 24 | 1 << 31 | 1 << 32) == 0
 
 
+def start_with_gpus(local: LocalHarness, gpu: float, node: str = "node-1") -> tuple[str, str]:
+    """Start a task that asks for so many GPUs; its handle, and what it sees."""
+    task = local.spec(
+        f'echo "$CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" >gpus; mv gpus seen; {FOREVER}',
+        demand=Resources.of(cpu=1, gpu=gpu), node=node, env={"CUDA_VISIBLE_DEVICES": "9"},
+    )  # fmt: skip
+    handle = local.manager.submit(task)
+    seen = local.wait_for_file("seen").strip()
+    (local.cwd / "seen").unlink()
+    return handle, seen
+
+
+def test_a_task_sees_the_gpus_that_it_is_given_and_no_two_the_same(
+    local: LocalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,MIG-7,3")
+    local.restart()
+    first, seen = start_with_gpus(local, 1)
+    assert seen == "PCI_BUS_ID 2"
+    assert start_with_gpus(local, 0)[1] == "PCI_BUS_ID"
+    assert start_with_gpus(local, 0.5, "node-2")[1] == "PCI_BUS_ID 5"
+    local.restart()
+    assert start_with_gpus(local, 1)[1] == "PCI_BUS_ID MIG-7"
+    assert start_with_gpus(local, 1.5, "node-2")[1] == "PCI_BUS_ID 3,5"
+    local.stop(first, grace=0)
+    local.wait_for_end(first)
+    assert start_with_gpus(local, 1)[1] == "PCI_BUS_ID 2"
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [("", ["9", "9"]), ("4", ["PCI_BUS_ID 4", "PCI_BUS_ID 4"])],
+    ids=["the machine has none", "more are declared than there are"],
+)
+def test_tasks_share_what_there_is_where_nodes_are_declared_with_more_gpus(
+    local: LocalHarness, monkeypatch: pytest.MonkeyPatch, listed: str, seen: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    local.restart()
+    assert [start_with_gpus(local, 1)[1] for _ in seen] == seen
+
+
 def test_output_goes_to_a_private_file_and_is_added_to(local: LocalHarness) -> None:
     task = local.spec("echo out; echo err >&2")
     for _ in range(2):

@@ -31,6 +31,16 @@ def visible_gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> list[str
     return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
 
 
+def gpu_for_task(gpus: Sequence[str], used: Mapping[str, int], share: int = 1000) -> str:
+    """Return the GPU for a task that uses a share of one (thousandths, as `used`).
+
+    Of those that have room for it that is the fullest one, so that others stay whole; where none has, the least used.
+    """
+    amounts = {gpu: used.get(gpu, 0) for gpu in gpus}
+    with_room = [gpu for gpu in gpus if amounts[gpu] + share <= 1000]
+    return max(with_room, key=amounts.__getitem__) if with_room else min(gpus, key=amounts.__getitem__)
+
+
 @dataclass(frozen=True)
 class Gpus:
     """Samples how much GPUs are used."""

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pslite.job.job_status import Role, Status
 from pslite.job.membership_source import Reply
-from pslite.launch.gpus import VISIBLE, visible_gpus
+from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then
 _END_SECONDS = 15.0
@@ -128,8 +129,10 @@ class LocalTasks:
             "DL2_TOKEN": self._token.hex(),
         }
         if role == "worker" and self._gpus:
-            running = [gpu for other, gpu in self._given.items() if self.processes[other].poll() is None]
-            environ[VISIBLE] = self._given[task] = min(self._gpus, key=running.count)
+            used = Counter[str]()
+            for other, gpu in self._given.items():
+                used[gpu] += 1000 * (self.processes[other].poll() is None)
+            environ[VISIBLE] = self._given[task] = gpu_for_task(self._gpus, used)
         self.processes[task] = subprocess.Popen(
             [sys.executable, "-m", "pslite.run", *self._command], env=environ, start_new_session=True
         )
