@@ -10,7 +10,7 @@ import typer
 
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.shared_options import JsonOption, options_given
-from dl2d.cli.train_options import Design, TrainOptions, refuse_inapplicable, site_settings
+from dl2d.cli.train_options import Design, TrainOptions, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher
 from dl2d.learning.training_state import DEFAULT_ITERATIONS
@@ -21,8 +21,8 @@ _TWINS_OPTIONS: Final = ("days", "gate", "store", "config")
 #: Options that have no meaning, by what is trained.
 _INAPPLICABLE: Final = MappingProxyType(
     {
-        "--design jumps": (*_PAPERS_OPTIONS, *_TWINS_OPTIONS),
-        "--design original": ("hidden", *_TWINS_OPTIONS),
+        "--design dl2": (*_PAPERS_OPTIONS, *_TWINS_OPTIONS),
+        "--design dl2-original": ("hidden", *_TWINS_OPTIONS),
         "--twin": (
             *("workload", "validate", "hidden", "draws", "compare", "resume"),
             *_PAPERS_OPTIONS,
@@ -48,24 +48,25 @@ def train(
         typer.Option(help="To choose the best weights by. Default: a fifth of the files, other draws of generators."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint, report and state.")] = Path("dl2-out"),
-    design: Annotated[Design, typer.Option(help="What is trained.")] = Design.DL2,
+    design: Annotated[Design, typer.Option(parser=read_design, help="The policy that is trained.")] = Design.DL2,
     iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = DEFAULT_ITERATIONS,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     hidden: Annotated[
-        int, typer.Option(min=0, max=256, help="With --design jumps: hidden units of the scorer; 0: it is linear.")
+        int, typer.Option(min=0, max=256, help="With --design dl2: hidden units of the scorer; 0: it is linear.")
     ] = 0,
     draws: Annotated[int, typer.Option(min=2, help="Workloads drawn from each generator.")] = 32,
     teacher: Annotated[
-        Teacher | None, typer.Option(help="With --design original: the policy to imitate first; drf by default.")
+        Teacher | None, typer.Option(help="With --design dl2-original: the policy to imitate first; drf by default.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="With --design original: a checkpoint to begin with instead, as of dl2d train supervised."),
+        typer.Option(help="With --design dl2-original: a checkpoint to begin with, as of dl2d train supervised."),
     ] = None,
     offline: Annotated[
         bool,
         typer.Option(
-            "--offline", help="With --design original: learn on an analytical model of speeds (the paper's OfflineRL)."
+            "--offline",
+            help="With --design dl2-original: learn on an analytical model of speeds (the paper's OfflineRL).",
         ),
     ] = False,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
@@ -78,7 +79,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
     twin: Annotated[
         bool,
-        typer.Option("--twin", help="Train on a simulator of this site: dl2, or with --design original the paper's."),
+        typer.Option("--twin", help="Train the policy of --design further, on a simulator of this site."),
     ] = False,
     days: Annotated[int | None, typer.Option(min=2, help="With --twin: how many of the last days count.")] = None,
     gate: Annotated[bool, typer.Option("--gate", help="With --twin: have it go live if it is surely better.")] = False,

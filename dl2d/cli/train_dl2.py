@@ -1,4 +1,4 @@
-"""``dl2d train --design jumps``: weights of policy dl2 from simulated workloads."""
+"""``dl2d train --design dl2``: weights of policy dl2 from simulated workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dl2d train --design original``: DL2 as its paper has it (docs/internals/dl2-paper.md)."""
+"""``dl2d train --design dl2-original``: DL2 as its paper has it (docs/internals/dl2-paper.md)."""
 
 from __future__ import annotations
 

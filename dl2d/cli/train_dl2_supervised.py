@@ -1,4 +1,4 @@
-"""``dl2d train supervised --design jumps``: trains policy dl2 from a store: its measured speeds, and fitted weights."""
+"""``dl2d train supervised --design dl2``: trains policy dl2 from a store: its measured speeds, and fitted weights."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ import typer
 
 from dl2d.cli.shared_options import options_given
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
+from dl2d.core.input_validation import not_one_of
+from dl2d.policies.common.checkpoint import FORMER_DESIGNS
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source, matching_files
 
@@ -20,11 +22,19 @@ _VALIDATION_SEEDS: Final = 1_000_000
 
 
 class Design(enum.StrEnum):
-    """What is trained."""
+    """The policy that is trained."""
 
-    DL2 = "jumps"
+    DL2 = "dl2"
     #: The DL2 paper's own (docs/internals/dl2-paper.md).
-    DL2_PAPER = "original"
+    DL2_PAPER = "dl2-original"
+
+
+def read_design(name: str) -> Design:
+    """The design of this name, which may be that of an earlier version."""
+    try:
+        return Design(FORMER_DESIGNS.get(name, name))
+    except ValueError:
+        raise typer.BadParameter(not_one_of(name, [*Design])) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import typer
 
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import JsonOption
-from dl2d.cli.train_options import Design, refuse_inapplicable, site_settings
+from dl2d.cli.train_options import Design, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised_report import (
     UNLESS_FORCED,
     as_forced,
@@ -31,7 +31,7 @@ from dl2d.learning.dl2_paper.settings import DEFAULTS, NetworkKind, SupervisedLo
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
 
-#: Options that do not apply to --design jumps.
+#: Options that do not apply to --design dl2.
 _NOT_FOR_DL2: Final = ("loss", "updates", "network", "window")
 _MAX_UPDATES: Final = 400
 
@@ -56,7 +56,8 @@ def supervised(
     ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
     design: Annotated[
-        Design, typer.Option(help="What is trained: original, the paper's network, or jumps, dl2.")
+        Design,
+        typer.Option(parser=read_design, help="The policy to train; dl2-original is the paper's network."),
     ] = Design.DL2_PAPER,
     slots: Annotated[
         int,
@@ -96,13 +97,13 @@ def supervised(
 ) -> None:
     """Train a policy to decide as the scheduler did in the slots that the daemon recorded, whoever it was.
 
-    The checkpoint is for policy dl2-original, and for dl2d train --design original --start to go on from; with --design
-    jumps it is for policy dl2, with fitted weights if jobs of recorded days end sooner with them than with dl2d's own.
+    The checkpoint of dl2-original can be trained further: dl2d train --design dl2-original --start. That of dl2 has
+    fitted weights if jobs of recorded days end sooner with them than with dl2d's own.
     """
     if force != bool(reason.strip()):
         raise typer.BadParameter("--force and --reason go together: the reason is recorded in the checkpoint")
     if design is Design.DL2:
-        refuse_inapplicable(context, _NOT_FOR_DL2, "--design jumps")
+        refuse_inapplicable(context, _NOT_FOR_DL2, "--design dl2")
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
 
         site = site_settings(config, store)

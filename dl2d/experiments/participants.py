@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, TypeAdapter, model_validator
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter, model_validator
 
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.learning.dl2_training import TrainingSettings
+from dl2d.policies.common.checkpoint import FORMER_DESIGNS
 from dl2d.simulation.workload.sources import is_drawn
 
 Setting = float | int | bool | str
@@ -54,11 +55,16 @@ Source = Annotated[str, Text(4096)]
 Sources = Annotated[tuple[Source, ...], Items(10_000)]
 
 
+def _current_name(design: object) -> object:
+    """The name of a design, which may be that of an earlier version."""
+    return FORMER_DESIGNS.get(design, design) if isinstance(design, str) else design
+
+
 class Design(enum.StrEnum):
     """Design of a learned policy: dl2d's default, the paper's with corrections, or the paper's text as written."""
 
-    DL2 = "jumps"
-    DL2_PAPER = "original"
+    DL2 = "dl2"
+    DL2_PAPER = "dl2-original"
     PAPER = "paper"
 
     @property
@@ -71,7 +77,7 @@ class Design(enum.StrEnum):
 class Training(Record):
     """How a participant is trained: everything that determines the result except the seed."""
 
-    design: Design = Design.DL2
+    design: Annotated[Design, BeforeValidator(_current_name)] = Design.DL2
     #: As ``dl2d simulate --workload`` takes them; generators are drawn from ``draws`` times.
     sources: Annotated[Sources, AfterValidator(_without_seed)] = ()
     #: What the best checkpoint is chosen by; where it is empty, other draws of the generators.
@@ -94,7 +100,7 @@ class Training(Record):
         if not self.validation and (files := [source for source in self.sources if not is_drawn(source)]):
             raise bad("validation", f"name workloads to choose checkpoints by: {files[0]} is not drawn")
         if self.before and self.design is Design.DL2:
-            raise bad("before", "the design jumps begins with nothing")
+            raise bad("before", "the design dl2 begins with nothing")
         before = dict(self.before)
         types = before.pop("types", 0)
         if not isinstance(types, int) or isinstance(types, bool):
@@ -135,7 +141,7 @@ class Participant(Record):
         if isinstance(given, Participant) or "policy" in given or "name" not in given:
             return given
         training = given.get("training")
-        design = training.get("design", Design.DL2) if isinstance(training, Mapping) else None
+        design = _current_name(training.get("design", Design.DL2)) if isinstance(training, Mapping) else None
         policies: list[str] = [each.policy for each in Design if each == design]
         return {**given, "policy": policies[0] if policies else given["name"]}
 
@@ -184,7 +190,7 @@ def inherited(given: object, shared: Training | None) -> object:
     base.pop("before", None)
     settings = own.get("settings", {})
     # Settings of one design say nothing to another.
-    if own.get("design", shared.design) != shared.design:
+    if _current_name(own.get("design", shared.design)) != shared.design:
         base.pop("settings", None)
     elif isinstance(settings, Mapping):
         settings = {**base.get("settings", {}), **settings}

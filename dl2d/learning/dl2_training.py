@@ -22,7 +22,7 @@ from dl2d.learning.dl2_rollout import Measurements, RolloutWorkloads, measuring,
 from dl2d.learning.evolution_strategy import Search, Step, advance
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
-from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
+from dl2d.policies.dl2.checkpoint_contents import NAME, as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
 from dl2d.simulation.workload.format import Workload
@@ -178,10 +178,10 @@ class Trainer:
     def checkpoint(self, state: State, record: Mapping[str, Any]) -> Checkpoint:
         """What ``dl2`` decides with: the best weights, and what was measured."""
         return Checkpoint(
-            policy="dl2",
+            policy=NAME,
             weights={"scorer": state.best, **as_arrays(state.measured)[0]},
             settings={
-                "design": "jumps",
+                "design": NAME,
                 "features": list(FEATURES),
                 "hidden": self.settings.hidden,
                 "slot_seconds": self._slot_seconds,

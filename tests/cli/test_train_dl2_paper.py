@@ -43,13 +43,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(
         Settings(), clusters=8, samples=128, minibatch=64, validate_every=1, supervised_updates=5, hidden=16
     )  # fmt: skip
-    monkeypatch.setattr(train_dl2_paper, "Settings", lambda: settings)
+    monkeypatch.setattr(train_dl2_paper, "DEFAULTS", settings)
 
 
 def test_what_was_trained_is_simulated(dl2d, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = replace(Settings(), clusters=8, samples=256, minibatch=64, supervised_updates=40, hidden=64)
-    monkeypatch.setattr(train_dl2_paper, "Settings", lambda: few)
-    ran = dl2d("train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--json")
+    monkeypatch.setattr(train_dl2_paper, "DEFAULTS", few)
+    ran = dl2d(
+        "train", "--design", "dl2-original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--json"
+    )
     assert ran.status == 0, ran.err
     checkpoint = tmp_path / "out" / "checkpoint"
     assert ran.json["checkpoint"] == str(checkpoint)
@@ -65,13 +67,13 @@ def test_what_was_trained_is_simulated(dl2d, workload: Path, tmp_path: Path, mon
 def test_a_checkpoint_is_asked_for(dl2d, workload: Path) -> None:
     ran = dl2d("simulate", "-w", workload, "-p", "dl2-original")
     assert ran.status == 1
-    assert "dl2-original: name a checkpoint; dl2d train --design original makes one" in ran.err
+    assert "dl2-original: name a checkpoint; dl2d train --design dl2-original makes one" in ran.err
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_teacher_is_named_and_an_analytical_model_learned_on(dl2d, workload: Path, tmp_path: Path) -> None:
     ran = dl2d(
-        "train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--teacher",
+        "train", "--design", "dl2-original", "-w", workload, "-o", tmp_path / "out", "--iterations", "1", "--teacher",
         "optimus", "--offline",
     )  # fmt: skip
     assert ran.status == 0, ran.err
@@ -89,8 +91,8 @@ def test_a_network_that_leaves_jobs_waiting_is_not_written(dl2d, workload: Path,
     void = {"policy.void.bias": np.full(1, 1000.0, dtype=np.float32)}
     write_checkpoint(replace(start, weights={**start.weights, **void}), tmp_path / "start")
     ran = dl2d(
-        "train", "--design", "original", "-w", workload, "-o", tmp_path / "out", "--iterations", "0", "--no-compare",
-        "--start", tmp_path / "start",
+        "train", "--design", "dl2-original", "-w", workload, "-o", tmp_path / "out", "--iterations", "0",
+        "--no-compare", "--start", tmp_path / "start",
     )  # fmt: skip
     assert ran.status == 1
     assert "leaves 30 of 30 jobs waiting on an idle cluster in a replay of validation workload 1" in ran.err
@@ -100,7 +102,7 @@ def test_a_network_that_leaves_jobs_waiting_is_not_written(dl2d, workload: Path,
 @pytest.mark.usefixtures("quick")
 def test_it_is_stopped_and_goes_on(dl2d, workload: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the second stretch; then the same command leads to what it would have led to."""
-    command = ["train", "--design", "original", "-w", workload, "--iterations", "3", "--no-compare", "--json", "-o"]
+    command = ["train", "--design", "dl2-original", "-w", workload, "--iterations", "3", "--no-compare", "--json", "-o"]
     whole = dl2d(*command, tmp_path / "whole")
     assert whole.status == 0, whole.err
     collect, calls = SampleCollector.collect, iter(range(100))

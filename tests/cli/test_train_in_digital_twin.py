@@ -350,7 +350,7 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     """A version that was trained on generated workloads decides for days; then it is trained on what came of that."""
     workload = load_source(DAYS, seed=2).workload
     first = tmp_path / "first"
-    ran = dl2d("train", "--design", "original", "-w", DAYS, "-o", first, "--iterations", "0", "--draws", "2",
+    ran = dl2d("train", "--design", "dl2-original", "-w", DAYS, "-o", first, "--iterations", "0", "--draws", "2",
                "--no-compare")  # fmt: skip
     assert ran.status == 0, ran.err
     url = store_url(tmp_path)
@@ -368,7 +368,7 @@ def test_the_papers_policy_learns_from_its_own_slots_and_the_twin(dl2d: Dl2d, tm
     assert ran.status == 0, ran.err
     out = tmp_path / "out"
     ran = dl2d(
-        "train", "--twin", "--design", "original", "--gate", "--iterations", "2", "-o", out, "--json", "-c", config
+        "train", "--twin", "--design", "dl2-original", "--gate", "--iterations", "2", "-o", out, "--json", "-c", config
     )
     assert ran.status == 0, ran.err
     done = ran.json
@@ -440,7 +440,7 @@ def test_after_the_imitation_of_a_scheduler_that_lets_jobs_wait_each_job_gets_it
         policy={"name": "dl2-original", "checkpoint": str(tmp_path / "start")},
     )  # fmt: skip
     out = tmp_path / "out"
-    ran = dl2d("train", "--twin", "--design", "original", "--iterations", "1", "-o", out, "--json", "-c", config)
+    ran = dl2d("train", "--twin", "--design", "dl2-original", "--iterations", "1", "-o", out, "--json", "-c", config)
     assert ran.status == 0, ran.err
     learned = read_checkpoint(out / "checkpoint", policy="dl2-original")
     assert learned.training["settings"]["first_bundles"] is imitates
@@ -462,7 +462,7 @@ def test_a_candidate_that_leaves_jobs_waiting_on_an_idle_cluster_is_rejected_wit
     )  # fmt: skip
     out = tmp_path / "out"
     options = ("--iterations", "1", "-o", out, "--json", "-c", config, *(["--gate"] if gate else []))
-    ran = dl2d("train", "--twin", "--design", "original", *options)
+    ran = dl2d("train", "--twin", "--design", "dl2-original", *options)
     assert not out.exists()
     if not gate:
         assert ran.status == 1
@@ -495,6 +495,6 @@ def test_what_is_learned_from_a_part_of_the_jobs_and_nodes_decides_on_the_whole_
 def test_the_papers_policy_needs_a_checkpoint_to_learn_on_from(
     dl2d: Dl2d, site: tuple[Path, str], tmp_path: Path
 ) -> None:
-    ran = dl2d("train", "--twin", "--design", "original", "-o", tmp_path / "out", "-c", site[0])
+    ran = dl2d("train", "--twin", "--design", "dl2-original", "-o", tmp_path / "out", "-c", site[0])
     assert ran.status == 1
     assert "dl2-original: name a checkpoint" in ran.err

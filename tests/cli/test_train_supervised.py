@@ -103,7 +103,7 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     own, drf = (ran.json["policies"][name]["avg_jct_slots"] for name in ("dl2-original", "drf"))
     assert own < 1.3 * drf
     ran = dl2d(
-        "train", "--design", "original", "-w", workload, "-o", tmp_path / "further", "--start", tmp_path / "out",
+        "train", "--design", "dl2-original", "-w", workload, "-o", tmp_path / "further", "--start", tmp_path / "out",
         "--iterations", "1", "--no-compare", "--json",
     )  # fmt: skip
     assert ran.status == 0, ran.err
@@ -111,7 +111,7 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", ["jumps", "original"])
+@pytest.mark.parametrize("design", ["dl2", "dl2-original"])
 def test_the_configuration_is_that_of_the_environment_where_none_is_given(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, design: str
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_scheduler_is_learned_from_that_dl2d_only_looked_on_at(
     forced = read_checkpoint(tmp_path / "hardly" / "checkpoint", policy="dl2-original").training["forced"]
     assert forced == {"problem": problem, "reason": "to see it"}
     assert dl2d(*hardly, "--force").status == 2
-    ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", tmp_path / "dl2", "--json")
+    ran = dl2d("train", "supervised", "--design", "dl2", "-c", config, "-o", tmp_path / "dl2", "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["supervised"]["policies"]) == ("own", ["observed"])
     assert "jobs with measured or assumed speeds were submitted on 0 of the recorded days" in ran.json["reason"]
@@ -177,7 +177,7 @@ def test_dl2_has_its_own_weights_where_completion_times_cannot_be_compared(dl2d:
     """The store has less than half a day."""
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Srtf(), begin=time.time() // DAY * DAY - DAY / 2)
     site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
-    ran = dl2d("train", "supervised", "--design", "jumps", "-c", site, "-o", out, "--json")
+    ran = dl2d("train", "supervised", "--design", "dl2", "-c", site, "-o", out, "--json")
     assert ran.status == 0, ran.err
     said = ran.json
     assert said["weights"] == "own"
@@ -245,7 +245,7 @@ def test_dl2_has_its_own_weights_where_each_job_had_its_only_size(dl2d: Dl2d, tm
     jobs = tuple(replace(job, **sizes) for job in workload.jobs[:6])
     record(store_url(tmp_path), replace(workload, jobs=jobs), Drf(), begin=time.time() // DAY * DAY - DAY / 2)
     site, out = write_config(tmp_path, schedule={"slot_seconds": 1200.0}), tmp_path / "out"
-    ran = dl2d("train", "supervised", "--design", "jumps", "-c", site, "-o", out, "--min-jobs", "1")
+    ran = dl2d("train", "supervised", "--design", "dl2", "-c", site, "-o", out, "--min-jobs", "1")
     assert ran.status == 0, ran.err
     assert ran.out.startswith("0 choices learned from\n")
     assert "dl2d's own weights: each job got all that it may have, or its only size" in ran.out
@@ -295,7 +295,7 @@ def test_dl2_is_not_written_if_it_is_surely_worse_than_the_recorded_scheduler(
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Fifo(), begin=begin, decided_by="observed")
     config, out = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}), tmp_path / "out"
-    train = ("train", "supervised", "--design", "jumps", "--min-jobs", "3", "-c", config, "-o", out)
+    train = ("train", "supervised", "--design", "dl2", "--min-jobs", "3", "-c", config, "-o", out)
     ran = dl2d(*train)
     assert ran.status == 1
     worse = "is surely worse than the recorded scheduler: mean completion time +10.00% (95 % interval +5.00% to +15.00%"
@@ -375,7 +375,7 @@ def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: p
     assert newest.note == f"{every.note}; only the newest {count} slots with jobs were read: they list 10 jobs"
 
 
-@pytest.mark.parametrize("design", ["jumps", "original"])
+@pytest.mark.parametrize("design", ["dl2", "dl2-original"])
 def test_progress_is_told_of_each_step(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, design: str
 ) -> None:
@@ -390,14 +390,14 @@ def test_progress_is_told_of_each_step(
 
     for each in (train_supervised, train_dl2_supervised):
         monkeypatch.setattr(each, "shown_progress", told)
-    limits = ("--updates", "3") if design == "original" else ()
+    limits = ("--updates", "3") if design == "dl2-original" else ()
     ran = dl2d(
         "train", "supervised", "--design", design, "--min-jobs", "3", *limits, "-c", config, "-o", tmp_path / "out"
     )
     assert ran.status == 0, ran.err
     assert [what for what in steps if what != "setting up"] == [
         "recorded hours read", "recorded days looked at", "workloads made of recorded days", "recorded slots read",
-        "recorded slots gone through", *(["recorded days replayed"] if design == "original" else []), "learning",
+        "recorded slots gone through", *(["recorded days replayed"] if design == "dl2-original" else []), "learning",
         "held-out slots compared", "jobs replayed",
     ]  # fmt: skip
     for what in ("recorded hours read", "recorded slots read"):
@@ -498,7 +498,7 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
     record(store_url(tmp_path), workload, Srtf(), begin=begin)
     config = write_config(tmp_path, schedule={"slot_seconds": 1200.0})
     out = tmp_path / "out"
-    ran = dl2d("train", "supervised", "--design", "jumps", "-c", config, "-o", out, "--json")
+    ran = dl2d("train", "supervised", "--design", "dl2", "-c", config, "-o", out, "--json")
     assert ran.status == 0, ran.err
     assert (ran.json["weights"], ran.json["reason"]) == ("fitted" if passed else "own", "as the gate says")
     days, recorded = ran.json.get("days"), {day_name(begin + number * DAY) for number in range(6)}
@@ -513,9 +513,9 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
 
 
 def test_options_of_the_papers_network_are_refused_for_dl2(dl2d: Dl2d) -> None:
-    ran = dl2d("train", "supervised", "--design", "jumps", "--network", "dense")
+    ran = dl2d("train", "supervised", "--design", "dl2", "--network", "dense")
     assert ran.status == 2
-    assert "--network cannot be used with --design jumps" in ran.err
+    assert "--network cannot be used with --design dl2" in ran.err
 
 
 def test_a_store_without_such_slots_is_told(dl2d: Dl2d, recorded: Recorded, tmp_path: Path) -> None:

@@ -237,13 +237,13 @@ def test_each_step_works_and_is_in_the_database(
     tmp_path: Path, request: pytest.FixtureRequest, database: str, design: str
 ) -> None:
     # Whether dl2 is better than the site's scheduler, the gate cannot tell from three days.
-    imitates, name = design == "dl2-original", "original" if design == "dl2-original" else "jumps"
+    imitates = design == "dl2-original"
     force = ("--force", "--reason", "the way is tried")
     store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
     with slurm_site(tmp_path, store_url) as site:
         daemon = site.daemon
         site.observe()
-        site.dl2d("train", "supervised", "--design", name, "--out", "site")
+        site.dl2d("train", "supervised", "--design", design, "--out", "site")
         if imitates:
             learned_of = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design).training["supervised"]
             assert learned_of["held_out"]["differing"] < learned_of["yardstick"]["as_before"]["differing"]
@@ -261,7 +261,7 @@ def test_each_step_works_and_is_in_the_database(
         assert first.startswith(f"{design} ")
         assert site.ask("In which mode did the daemon run, and since when?")
 
-        site.dl2d("train", "--twin", "--design", name, "--minutes", "0.05", "--out", "next")
+        site.dl2d("train", "--twin", "--design", design, "--minutes", "0.05", "--out", "next")
         # A night's learning is not surely better on three days.
         site.dl2d("policy", "promote", "next", *force)
         (version, *_) = [row for row in json.loads(site.dl2d("policy", "list", "--json"))["versions"]
@@ -301,7 +301,7 @@ def test_the_way_on_accelerated_days(
     gives larger sizes from the beginning: whether that is better is not sure with assumed speeds, and not to be
     improved upon in a night, so its versions are promoted by force.
     """
-    imitates, name = design == "dl2-original", "original" if design == "dl2-original" else "jumps"
+    imitates = design == "dl2-original"
     force = () if imitates else ("--force", "--reason", "the way is tried")
     monkeypatch.setattr(training_report, "draw_curves", lambda *_: None)
     store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
@@ -313,7 +313,7 @@ def test_the_way_on_accelerated_days(
     with daemon:
         given = site.ask("What does the site's scheduler give, by model type?")
         assert sum(row["jobs"] for row in given) == len(observed.jobs) >= OBSERVED
-        site.dl2d("train", "supervised", "--design", name, "--out", tmp_path / "site")
+        site.dl2d("train", "supervised", "--design", design, "--out", tmp_path / "site")
         learned = {"name": design, "checkpoint": str(tmp_path / "site")}
 
         site.change(Mode.SHADOW, learned)
@@ -335,7 +335,7 @@ def test_the_way_on_accelerated_days(
                first_slot=daemon.store.last_slot_number() + 1)  # fmt: skip
         daemon.start()
         out = tmp_path / "next"
-        site.dl2d("train", "--twin", "--design", name, "--gate", "--iterations", "4", "--out", out)
+        site.dl2d("train", "--twin", "--design", design, "--gate", "--iterations", "4", "--out", out)
         (trial, *_) = site.ask("What came of the trials of new versions?")
         if imitates:
             assert trial["passed"], trial["reason"]

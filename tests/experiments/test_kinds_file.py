@@ -33,7 +33,7 @@ POLICIES = [
     {"name": "dl2", "training": {}, "tune": {"optimism": [0, 1], "placement": ["load_balance", "optimus"]}},
 ]
 TRAINING = {
-    "design": "jumps", "sources": ["kinds:mine.json?jobs=4"], "draws": 2,
+    "design": "dl2", "sources": ["kinds:mine.json?jobs=4"], "draws": 2,
     "settings": {"iterations": 2, "every": 1, "rounds": 1, "explored": 2, "batch": 2},
 }  # fmt: skip
 

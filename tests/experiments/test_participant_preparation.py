@@ -20,7 +20,7 @@ from dl2d.simulation.workload.sources import load_source
 
 SOURCE = "generator:dl2?jobs=4&nodes=3&longest_slots=6"
 TRAINING = {
-    "design": "original", "sources": [SOURCE], "draws": 2,
+    "design": "dl2-original", "sources": [SOURCE], "draws": 2,
     "settings": {
         "iterations": 2, "validate_every": 1, "supervised_updates": 5, "clusters": 4, "samples": 64, "minibatch": 32,
         "window": 4, "hidden": 8,
@@ -142,7 +142,7 @@ def test_other_designs_and_what_went_before(tmp_path: Path) -> None:
             {"name": "imitates", "training": {"settings": {"iterations": 0}}},
             {"name": "offline", "training": {"offline": True, "settings": {"iterations": 1}}},
             {"name": "goes on", "training": {"before": {**small, "types": 2}}},
-            {"name": "jumps", "training": {"design": "jumps", "settings": quick}},
+            {"name": "jumps", "training": {"design": "dl2", "settings": quick}},
         ],
     )  # fmt: skip
     run = run_cells(begin_run(given, tmp_path / "out"), Here())
@@ -179,7 +179,7 @@ def test_what_cannot_be_prepared_costs_its_own_cells_alone(tmp_path: Path) -> No
     # Of one job in each workload, not all are of the first type.
     settings = {"supervised_updates": 5, "iterations": 0, "window": 4}
     sources = ["generator:dl2?jobs=1&nodes=1&longest_slots=1"]
-    training = {"design": "original", "sources": sources, "draws": 1, "types": 1, "settings": settings}
+    training = {"design": "dl2-original", "sources": sources, "draws": 1, "types": 1, "settings": settings}
     given = experiment(tmp_path, training=training, seeds=1)
     run = run_cells(begin_run(given, tmp_path / "out"), Here())
     assert [(each.policy, each.error.split(":")[0]) for each in run.failures] == [("learns", "could not be prepared")]

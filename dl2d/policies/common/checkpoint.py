@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,9 @@ Settings = Mapping[str, float | bool | None]
 FORMAT: Final = 1
 #: Number of digits of the digest in the name of a version.
 DIGITS: Final = 12
+#: Names of designs of policies in earlier versions: in checkpoints, in definitions of experiments and in commands. A
+#: design is called as the policy that decides with what is trained.
+FORMER_DESIGNS: Final = MappingProxyType({"jumps": "dl2", "original": "dl2-original"})
 _WEIGHTS: Final = "weights.safetensors"
 _RECORD: Final = "checkpoint.json"
 _MAX_BYTES: Final = 1 << 30

@@ -1,6 +1,6 @@
 """Contents of a dl2 checkpoint: weights of the scorer, measured speeds and settings; read and checked.
 
-Settings: ``design`` (``_DESIGN``), ``features`` (names, in the order of the weights), ``hidden`` (number of hidden
+Settings: ``design`` (``NAME``), ``features`` (names, in the order of the weights), ``hidden`` (number of hidden
 units), ``slot_seconds``, ``optimism``, ``resize_seconds`` and ``kinds`` (of the measured speeds). Arrays: ``scorer``,
 the weights, and those of ``as_arrays``.
 """
@@ -18,13 +18,11 @@ from dl2d.core.array_types import Arrays, Floats
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.policies.common.checkpoint import Checkpoint, Settings
+from dl2d.policies.common.checkpoint import FORMER_DESIGNS, Checkpoint, Settings
 from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, weight_count
 
 NAME: Final = "dl2"
-#: Name in checkpoints of the one design of scorers that this version reads: scores of size steps, once called jumps.
-_DESIGN: Final = "jumps"
 #: Largest absolute value of a weight, far beyond those that learning finds: no score overflows with smaller ones.
 _MAX_WEIGHT: Final = 1e100
 
@@ -74,10 +72,11 @@ class Parameters:
             raise CheckpointError(f"checkpoint of {NAME}: an entry is unsuitable: {error}") from error
         other_features = settings.get("features", list(FEATURES)) != list(FEATURES)
         shape, count = parameters.weights.shape[1:], weight_count(hidden)
-        if settings.get("design") != _DESIGN or other_features or shape != (count,):
+        design = str(settings.get("design"))
+        if FORMER_DESIGNS.get(design, design) != NAME or other_features or shape != (count,):
             raise CheckpointError(
-                f"checkpoint of {NAME}: has design {settings.get('design')!r} with weights of shape {shape}"
-                f"{' for other features' if other_features else ''}; this dl2d reads design {_DESIGN!r} with weights "
+                f"checkpoint of {NAME}: has design {design!r} with weights of shape {shape}"
+                f"{' for other features' if other_features else ''}; this dl2d reads design {NAME!r} with weights "
                 f"of shape ({count},): train it again (dl2d train)"
             )
         if not (np.abs(parameters.weights) <= _MAX_WEIGHT).all():

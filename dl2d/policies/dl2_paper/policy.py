@@ -171,5 +171,5 @@ def with_checkpoint(
     Raises ``CheckpointError`` if there is none, for none comes with dl2d.
     """
     if checkpoint is None:
-        raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design original makes one")
+        raise CheckpointError("dl2-original: name a checkpoint; dl2d train --design dl2-original makes one")
     return Dl2PaperPolicy(checkpoint, sampled=sampled, slot_seconds=slot_seconds, exploration=exploration)
