@@ -30,6 +30,14 @@ class StartFailures(NamedTuple):
     #: training, or the start of its anchor ended with an error of the daemon's machine.
     not_counted: int = 0
 
+    def after(
+        self, last: str, at: float, *, attempts: int = 0, from_outside: int = 0, not_counted: int = 0
+    ) -> StartFailures:
+        """With one attempt more, which ended like this."""
+        return StartFailures(
+            self.attempts + attempts, last, at, self.from_outside + from_outside, self.not_counted + not_counted
+        )
+
     @property
     def counted(self) -> int:
         """Number of attempts that count towards the end of the job: all of the first kind, a tenth of the second."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -293,6 +293,10 @@ class Snapshot:
             for role in TASK_ROLES
         )
         return {job.key: Allocation(workers[job.key], ps[job.key]) for job in self.jobs}
+
+    def begun(self) -> dict[JobKey, Allocation]:
+        """The tasks of each job that have begun to run and are not to leave."""
+        return replace(self, tasks=tuple(task for task in self.tasks if task.state is not TaskState.ASKED)).held()
 
 
 def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:

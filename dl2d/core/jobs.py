@@ -88,6 +88,10 @@ class Allocation(NamedTuple):
         """The tasks that both have."""
         return Allocation(min(self.workers, other.workers), min(self.ps, other.ps))
 
+    def larger(self, other: Allocation) -> Allocation:
+        """The tasks that either has."""
+        return Allocation(max(self.workers, other.workers), max(self.ps, other.ps))
+
     def plus(self, tasks: Allocation) -> Allocation:
         """With some tasks more."""
         return Allocation(self.workers + tasks.workers, self.ps + tasks.ps)
@@ -189,6 +193,10 @@ class JobRequest:
     def largest_allowed(self, workers: int) -> int:
         """Largest worker count up to ``workers`` that the job can run with; 0 if there is none."""
         return next((count for count in range(min(workers, self.max_workers), 0, -1) if self.allows(count)), 0)
+
+    def largest_within(self, size: Allocation) -> Allocation:
+        """Largest size with no more tasks that the job can have; without workers if it can have none of the counts."""
+        return Allocation(self.largest_allowed(size.workers), min(size.ps, self.max_ps))
 
 
 class User(NamedTuple):

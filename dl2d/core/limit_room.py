@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dl2d.core.cluster import SharedLimit
 from dl2d.core.decision import Constraint, Reason
-from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.resource_manager import TASKS
 from dl2d.core.resources import Resources, Shortfall
 
@@ -49,6 +49,11 @@ def amounts_with_tasks(demand: Resources, tasks: int) -> tuple[tuple[str, int], 
     return (*demand.thousandths, (TASKS, 1000 * tasks))
 
 
+def amounts_of_size(request: JobRequest, size: Allocation) -> tuple[tuple[str, int], ...]:
+    """What so many tasks of a job take of limits."""
+    return amounts_with_tasks(request.demand_of(size), size.workers + size.ps)
+
+
 class LimitRoom:
     """What each limit still leaves while tasks are added, in thousandths.
 
@@ -83,12 +88,11 @@ class LimitRoom:
         """The limit that leaves too little for more tasks of a job; None if all leave enough."""
         if not self._of or job.key not in self._of:
             return None
-        request = job.request
-        found = self._lacking(job.key, amounts_with_tasks(request.demand_of(delta), delta.workers + delta.ps))
+        found = self._lacking(job.key, amounts_of_size(job.request, delta))
         if found is None:
             return None
         lacking = {shortfall.resource for shortfall in found[1]}
-        of_worker = {TASKS, *(name for name, _ in request.worker.thousandths)}
+        of_worker = {TASKS, *(name for name, _ in job.request.worker.thousandths)}
         of_workers = delta.workers and not lacking.isdisjoint(of_worker)
         return self._as_blocked(Role.WORKER if of_workers else Role.PS, *found)
 
@@ -109,7 +113,7 @@ class LimitRoom:
     def take(self, job: Job, delta: Allocation) -> None:
         """Count more tasks of a job."""
         if self._of and job.key in self._of:
-            self._take(job.key, amounts_with_tasks(job.request.demand_of(delta), delta.workers + delta.ps), 1)
+            self._take(job.key, amounts_of_size(job.request, delta), 1)
 
     def take_tasks(self, job: JobKey, demand: Resources, count: int) -> None:
         """Count so many more equal tasks of a job; fewer, where it is negative."""

@@ -161,11 +161,8 @@ def start_anchors(
             continue
         answer = _start_anchor(context, job, at)
         if isinstance(answer, StartFailed):
-            known = known._replace(last=str(answer), at=at)
-            if isinstance(answer, MachineFault):
-                counted[job.key] = known._replace(not_counted=known.not_counted + 1)
-            else:
-                counted[job.key] = known._replace(attempts=known.attempts + 1)
+            is_fault = isinstance(answer, MachineFault)
+            counted[job.key] = known.after(str(answer), at, attempts=not is_fault, not_counted=is_fault)
         elif not isinstance(answer, Unavailable):
             counted.pop(job.key, None)
         if isinstance(answer, Unavailable) or context.timer() - begin >= context.submit_seconds:

@@ -50,13 +50,11 @@ def count_failures(
             found = not_counted if is_preempted else from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, reason in (not_counted | from_outside | ended).items():
-        known = counted.get(key, NO_FAILURES)._replace(last=reason, at=at)
-        if key in ended and key not in confirmed:
-            counted[key] = known._replace(attempts=known.attempts + 1)
-        elif key in from_outside and key not in confirmed:
-            counted[key] = known._replace(from_outside=known.from_outside + 1)
-        else:
-            counted[key] = known._replace(not_counted=known.not_counted + 1)
+        by_itself, by_others = (key in found and key not in confirmed for found in (ended, from_outside))
+        counted[key] = counted.get(key, NO_FAILURES).after(
+            reason, at, attempts=by_itself, from_outside=by_others and not by_itself,
+            not_counted=not (by_itself or by_others),
+        )  # fmt: skip
     return counted
 
 
@@ -106,10 +104,8 @@ def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at
         known = counted.get(failure.job, NO_FAILURES)
         is_new = known.at < at or not known.in_a_row
         if failure.refused and is_new:
-            reason = f"{failure.what}: {failure.error}"
-            known = known._replace(last=reason, at=at)
-            if failure.never_starts:
-                counted[failure.job] = known._replace(attempts=known.attempts + 1)
-            else:
-                counted[failure.job] = known._replace(not_counted=known.not_counted + 1)
+            counted[failure.job] = known.after(
+                f"{failure.what}: {failure.error}", at,
+                attempts=failure.never_starts, not_counted=not failure.never_starts,
+            )  # fmt: skip
     return counted

@@ -112,11 +112,11 @@ def decision_in_force(state: TickState, situation: str, at: float, slot_seconds:
     return state.slot_decision if in_slot and situation == state.situation else None
 
 
-def room_appeared(state: TickState, snapshot: Snapshot, placement: Placement, silent: Collection[JobKey]) -> bool:
+def room_appeared(state: TickState, snapshot: Snapshot, placement: Placement) -> bool:
     """Whether a job that the last slot's decision gives nothing fits into free resources, and did not fit then."""
     if state.slot_decision is None:
         return False
-    return not jobs_with_room(snapshot, state.slot_decision.in_force, placement, silent=silent) <= state.with_room
+    return not jobs_with_room(snapshot, state.slot_decision.in_force, placement) <= state.with_room
 
 
 def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, set_aside: SetAside | None) -> str:

@@ -10,9 +10,9 @@ from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yie
 
 
 class ElasticJobs:
-    """The elastic jobs whose anchors are listed. Those whose coordinator is ``silent`` keep their tasks."""
+    """The elastic jobs whose anchors are listed. Silent ones (``Snapshot.silent``) keep their tasks."""
 
-    def __init__(self, snapshot: Snapshot, listing: RmListing, silent: Collection[JobKey]) -> None:
+    def __init__(self, snapshot: Snapshot, listing: RmListing) -> None:
         by_handle = {job.anchor: job.key for job in snapshot.jobs if job.anchor and not job.static}
         self.anchors = {by_handle[each.handle]: each for each in listing.jobs if each.handle in by_handle}
         #: Their priorities, in ascending order. Jobs that yield to a claim yield to all between the same two of them.
@@ -28,7 +28,7 @@ class ElasticJobs:
         }
         self._may_use = snapshot.may_use()
         self._all_nodes = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
-        self._silent = silent
+        self._silent = frozenset(snapshot.silent)
 
     def yields(self, key: JobKey, claim: Claim) -> bool:
         """Whether a job gives up tasks to a claim."""

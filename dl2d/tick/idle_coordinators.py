@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec import structs
 
-from dl2d.core.cluster import Node, Snapshot, TaskState, submit_order
+from dl2d.core.cluster import Node, Snapshot, submit_order
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Role
 from dl2d.core.limit_room import LimitRoom
 from dl2d.core.packing import JobDemand, Packing, job_demand
@@ -111,7 +111,7 @@ def find_postponements(
     now
         Seconds on a monotonic clock.
     """
-    held, begun = snapshot.held(), _begun(snapshot)
+    held, begun = snapshot.held(), snapshot.begun()
     ready = [job for job in snapshot.jobs if job.state is JobState.READY and not job.static]
     lacking = [job for job in ready if not begun.get(job.key, NOTHING).covers(job.request.min_size)]
     since = {job.key: history.lacking_since.get(job.key, now) for job in lacking}
@@ -166,11 +166,6 @@ def find_postponements(
         return Postponements(), next_history
     returning = room.returning([job for job in submitted if job.key in postponed and job.key not in refused])
     return Postponements(returning=returning), next_history
-
-
-def _begun(snapshot: Snapshot) -> dict[JobKey, Allocation]:
-    """The tasks of each job that have begun to run and are not to leave."""
-    return replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED)).held()
 
 
 def _may_leave(job: Job, anchor: RmJob | None) -> bool:

@@ -28,8 +28,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dl2d.core.cluster import Claimant, Snapshot, Task, TaskState
 from dl2d.core.error_wording import some_of
-from dl2d.core.jobs import NOTHING, Allocation, JobKey, JobRequest
-from dl2d.core.limit_room import amounts_with_tasks
+from dl2d.core.jobs import NOTHING, Allocation, JobKey
+from dl2d.core.limit_room import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.elastic_jobs_that_yield import ElasticJobs
@@ -139,20 +139,19 @@ def make_room_in_limits(
     listing: RmListing,
     history: LimitHistory,
     *,
-    silent: Collection[JobKey],
     backing_off: Collection[JobKey],
     proposed: Mapping[JobKey, Allocation],
     now: float,
 ) -> tuple[tuple[GrowthLimit, ...], LimitHistory]:
     """The listing's limits with room for jobs that wait for them, and the next history. ``now``: on a monotonic clock.
 
-    Jobs whose coordinator is ``silent`` keep their tasks. Elastic jobs that have nothing do not come before a waiting
+    Silent jobs keep their tasks. Elastic jobs that have nothing do not come before a waiting
     job if they are silent or ``backing_off``, or if the policy has ``proposed`` nothing for them last.
     """
     if listing.incomplete or not (listing.limit_claims or history.held):
         return listing.growth_limits, history
     held, expired = _held(listing, history, now)
-    jobs = ElasticJobs(snapshot, listing, silent)
+    jobs = ElasticJobs(snapshot, listing)
     limited_by = frozenset[str]().union(*(each.limits for each in held.values()))
     rooms = _rooms(snapshot, listing.growth_limits, limited_by)
     by_name: dict[str, list[_LimitWithClaims]] = defaultdict(list)
@@ -270,13 +269,9 @@ def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection
             job = by_anchor[anchor]
             least, smallest = floors.get(job.key, NOTHING), job.request.min_size
             if held[job.key] != NOTHING:
-                least = Allocation(max(least.workers, smallest.workers), max(least.ps, smallest.ps))
-            room.add(job.key, anchor, tasks[job.key], _demand(job.request, least))
+                least = least.larger(smallest)
+            room.add(job.key, anchor, tasks[job.key], Counter(dict(amounts_of_size(job.request, least))))
     return rooms
-
-
-def _demand(request: JobRequest, size: Allocation) -> _Amounts:
-    return Counter(dict(amounts_with_tasks(request.demand_of(size), size.workers + size.ps)))
 
 
 def _held_by(tasks: Collection[Task]) -> _Amounts:
@@ -286,7 +281,7 @@ def _held_by(tasks: Collection[Task]) -> _Amounts:
 def _keep_minimum(key: JobKey, jobs: ElasticJobs, rooms: Collection[_LimitWithClaims]) -> None:
     """Keep room for the minimum size of a waiting elastic job, if all its limits can have it."""
     request = jobs.requests[key]
-    minimum = _demand(request, request.min_size)
+    minimum = Counter(dict(amounts_of_size(request, request.min_size)))
     mine = [room for room in rooms if key in room.anchors]
     if all(room.can_keep(minimum) for room in mine):
         for room in mine:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submit_order
-from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Progress
+from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
@@ -164,7 +164,7 @@ def take_snapshot(
     )  # fmt: skip
     if listing.incomplete:
         sizes = snapshot.held()
-        kept = ((job.key, _largest_within(job.request, sizes[job.key])) for job in running)
+        kept = ((job.key, job.request.largest_within(sizes[job.key]).larger(floors[job.key])) for job in running)
         return replace(snapshot, floors=tuple(kept))
     return snapshot
 
@@ -196,13 +196,6 @@ def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Se
         else node
         for node in nodes
     )
-
-
-def _largest_within(request: JobRequest, held: Allocation) -> Allocation:
-    """The largest size that a job may have and that is not above what it has, at least its minimum size."""
-    smallest = request.min_size
-    workers, ps = request.largest_allowed(held.workers), min(held.ps, request.max_ps)
-    return Allocation(max(workers, smallest.workers), max(ps, smallest.ps))
 
 
 def _static_jobs_started_now(jobs: Iterable[Job], tasks: Iterable[Task], at: float) -> frozenset[JobKey]:

@@ -234,8 +234,7 @@ class _Lacking:
     ) -> None:
         floors = dict(snapshot.floors)
         # Tasks that wait for room on a node may have lost it to others.
-        begun = replace(snapshot, tasks=tuple(task for task in snapshot.tasks if task.state is not TaskState.ASKED))
-        self._begun = begun.held()
+        self._begun = snapshot.begun()
         #: Of jobs that train what they lack of their floors, of others that of their minimum sizes, workers first.
         self.tasks = {
             job.key: floors.get(job.key, job.request.min_size).beyond(self._begun[job.key]) for job in snapshot.jobs

@@ -114,7 +114,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
         slot_decision=slot_decision,
         decided_at=snapshot.at,
         situation=situation,
-        with_room=jobs_with_room(snapshot, slot_decision.in_force, deciders.placement, silent=reconciled.silent),
+        with_room=jobs_with_room(snapshot, slot_decision.in_force, deciders.placement),
     )
 
 

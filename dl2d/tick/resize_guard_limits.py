@@ -73,13 +73,13 @@ def guard(
         elif (
             (failures := guard_state.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
-            and _grows(entry.previous, entry.allocation)
+            and not entry.previous.covers(entry.allocation)
         ):
             found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
             # While a task of a silent job is moved, its decided size may include the further task: that does not count.
             most = decided.get(job.key, job.request.max_size).common(job.request.max_size)
-            held = entry.previous.common(_larger(most, entry.allocation))
+            held = entry.previous.common(most.larger(entry.allocation))
             found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
@@ -177,14 +177,6 @@ class _Sum:
         return {name for name, most in limit.items() if self.total.get(name, 0) > most}
 
 
-def _grows(before: Allocation, after: Allocation) -> bool:
-    return after.workers > before.workers or after.ps > before.ps
-
-
-def _larger(one: Allocation, other: Allocation) -> Allocation:
-    return Allocation(max(one.workers, other.workers), max(one.ps, other.ps))
-
-
 # Bounds of single jobs
 
 
@@ -193,15 +185,14 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
     shrinking = {
         entry.job
         for entry in decision.jobs
-        if entry.reason.constraint in FOR_WANT_OF_ROOM and _grows(entry.allocation, entry.previous)
+        if entry.reason.constraint in FOR_WANT_OF_ROOM and not entry.allocation.covers(entry.previous)
     }
     kept = tasks_on_closed_nodes(snapshot) if shrinking else {}
     for entry in decision.jobs:
         if entry.job in shrinking and entry.job in kept:
             request = jobs[entry.job].request
-            size = _larger(entry.allocation, kept[entry.job])
-            size = Allocation(request.largest_allowed(size.workers), min(size.ps, request.max_ps))
-            if size != entry.allocation and _has(size, request.min_size):
+            size = request.largest_within(entry.allocation.larger(kept[entry.job]))
+            if size != entry.allocation and size.covers(request.min_size):
                 text = f"it keeps {size}: other jobs do not get the room on nodes that take no new tasks"
                 yield entry.changed_by(size, Reason(Constraint.CAPACITY, text))
                 continue
@@ -224,8 +215,7 @@ def _limits_in_backoff(
     delay = failures.retry_at(rules.backoff) - failures.at
     times = f"{counted(failures.in_a_row, 'attempt')} in a row"
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
-    below_floor = held.workers < floor.workers or held.ps < floor.ps
-    reason = Reason(Constraint.BACKOFF, text, gave_way=Constraint.FLOOR if below_floor else None)
+    reason = Reason(Constraint.BACKOFF, text, gave_way=None if held.covers(floor) else Constraint.FLOOR)
     return _JobLimits(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
 
@@ -246,20 +236,19 @@ def _limits_of_job(
     """
     wanted = entry.allocation
     kept, smallest = held.common(wanted), job.request.min_size
-    if floor == NOTHING and kept.common(smallest) != smallest:
+    if floor == NOTHING and not kept.covers(smallest):
         kept = NOTHING
-    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=_larger(kept, floor))
+    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=kept.larger(floor))
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
-    shrinks = wanted.workers < held.workers or wanted.ps < held.ps
     cooling = (
-        (_grows(held, wanted), rules.cooldown_up, "grow"),
-        (shrinks, rules.cooldown_down, "shrink"),
+        (not held.covers(wanted), rules.cooldown_up, "grow"),
+        (not wanted.covers(held), rules.cooldown_down, "shrink"),
     )
     for applies, seconds, verb in cooling:
         if applies and elapsed < seconds:
-            unchanged = _larger(held, floor)
+            unchanged = held.larger(floor)
             if unchanged != wanted:
                 text = f"was resized {elapsed:.0f} s ago and may {verb} again after {seconds:g} s"
                 found.reasons.append(Reason(Constraint.COOLDOWN, text))
@@ -279,7 +268,7 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
 
     There is none if no job grows and nothing is claimed, since tasks that run are always within the capacity.
     """
-    if not snapshot.claims and not any(_grows(each.entry.previous, each.desired) for each in job_limits):
+    if not snapshot.claims and all(each.entry.previous.covers(each.desired) for each in job_limits):
         return []
     room = room_on_nodes(snapshot)
     free: dict[str, int] = defaultdict(int)
@@ -364,9 +353,14 @@ def _keep_minimum_sizes(
         request, held = each.job.request, each.entry.previous
         smallest = request.min_size
         exceeded = [total for total in limits if total in each.sums]
-        if not exceeded or each.lowest != NOTHING or not _has(each.desired, smallest) or _has(each.reserved, smallest):
+        if (
+            not exceeded
+            or each.lowest != NOTHING
+            or not each.desired.covers(smallest)
+            or each.reserved.covers(smallest)
+        ):
             continue
-        starts = _starts(held, smallest)
+        starts = sum(smallest.beyond(held))
         if rules.churn and starts > starts_left and (held != NOTHING or starts_left < rules.churn):
             continue
         alike = request.worker, request.ps, smallest, each.given, *map(id, each.sums)
@@ -376,7 +370,7 @@ def _keep_minimum_sizes(
         limits_before = [total.limit for total in exceeded]
         for total in exceeded:
             total.limit = total.limit_without_excess
-        each.give(_larger(each.given, smallest))
+        each.give(each.given.larger(smallest))
         for other in above_minimum:
             _reduce_to_minimum(other, exceeded)
         if any(total.exceeded() for total in each.sums):
@@ -399,18 +393,14 @@ def _reduce_to_minimum(each: _JobLimits, limits: Iterable[_Sum]) -> None:
     """Take away what a job has above its minimum size until these limits hold, as far as it is part of them."""
     request = each.job.request
     mine = [total for total in limits if total in each.sums]
-    if not mine or not _has(each.given, request.min_size):
+    if not mine or not each.given.covers(request.min_size):
         return
-    least = _larger(each.lowest, request.min_size)
+    least = each.lowest.larger(request.min_size)
     while exceeded := set[str]().union(*(total.exceeded() for total in mine)):
         smaller = _smaller(request, each.given, least, exceeded)
         if smaller is None:
             return
         each.give(smaller)
-
-
-def _has(allocation: Allocation, size: Allocation) -> bool:
-    return allocation.common(size) == size
 
 
 def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
@@ -437,8 +427,8 @@ def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
 
 def _least_with(request: JobRequest, least: Allocation, kept: Allocation, given: Allocation) -> Allocation:
     """The least that the job may have of ``given`` with the tasks ``kept``; ``least`` where it cannot train with it."""
-    size = _larger(least, kept)
-    if not _has(size, request.min_size):
+    size = least.larger(kept)
+    if not size.covers(request.min_size):
         return least
     workers = next((count for count in range(size.workers, given.workers) if request.allows(count)), given.workers)
     return Allocation(workers, size.ps)
@@ -479,26 +469,26 @@ def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, s
     started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
-    starts_kept = sum(_starts(each.entry.previous, each.minimum) for each in job_limits)
+    starts_kept = sum(sum(each.minimum.beyond(each.entry.previous)) for each in job_limits)
     for each in job_limits:
         held = each.entry.previous
-        starts_kept -= _starts(held, each.minimum)
+        starts_kept -= sum(each.minimum.beyond(held))
         most = max(starts_left - starts_kept, 0)
         each.give(each.desired)
-        binding = _reduce(each, _larger(each.reserved, each.minimum))
+        binding = _reduce(each, each.reserved.larger(each.minimum))
         if each.given != each.desired:
             _explain_limit(each, binding)
         if not rules.churn:
             continue
         # A job without tasks may exceed the number if the slot has no start yet: it might never start otherwise.
         # Tasks that a job has are not starts.
-        least = _larger(each.reserved, held.common(each.given))
+        least = each.reserved.larger(held.common(each.given))
         if held == NOTHING and most == rules.churn:
-            least = _larger(least, each.job.request.min_size)
-        if _starts(held, each.given) > most and each.given != least:
+            least = least.larger(each.job.request.min_size)
+        if sum(each.given.beyond(held)) > most and each.given != least:
             each.reasons.append(Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up"))
             _reduce_starts(each, least, most)
-        starts = _starts(held, each.given)
+        starts = sum(each.given.beyond(held))
         if starts > starts_left and each.given == each.reserved:
             text = f"this slot's {rules.churn} starts are used up; it still gets its floor {each.lowest}"
             each.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.CHURN))
@@ -509,20 +499,16 @@ def _reduce_starts(each: _JobLimits, least: Allocation, starts: int) -> None:
     """Take new tasks away, not below ``least``, until there are no more than so many."""
     request, held = each.job.request, each.entry.previous
     resources = {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
-    while _starts(held, each.given) > starts:
+    while sum(each.given.beyond(held)) > starts:
         smaller = _smaller(request, each.given, least, resources)
         if smaller is None:
             return
         each.give(smaller)
 
 
-def _starts(before: Allocation, after: Allocation) -> int:
-    return max(after.workers - before.workers, 0) + max(after.ps - before.ps, 0)
-
-
 def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
     """Add the sums that took tasks away to the job's reasons, and that its cool-down gave way to them."""
-    broken = each.protected and _grows(each.given, each.entry.previous)
+    broken = each.protected and not each.given.covers(each.entry.previous)
     gave_way = Constraint.COOLDOWN if broken else None
     for total in binding:
         text = f"{total.text}; the job's cool-down gave way" if broken else total.text
@@ -577,7 +563,7 @@ def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
         if total not in each.sums or not any(count and _needs(demand, exceeded) for demand, count in demands):
             continue
         if total.constraint in (Constraint.CAPACITY, Constraint.CLAIM):
-            if _grows(each.entry.previous, given):
+            if not each.entry.previous.covers(given):
                 text = f"{total.text}: what it lacks of its floor {each.lowest} waits"
                 gave_way = Constraint.FLOOR
                 each.reasons.append(Reason(total.constraint, text, gave_way=gave_way, claimants=total.claimants))

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Owner
-from dl2d.core.limit_room import amounts_with_tasks
+from dl2d.core.limit_room import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import GuardRules
@@ -146,5 +146,4 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
 
 def _with_tasks(job: Job, size: Allocation) -> Resources:
     """What a job of this size takes of limits, the number of its tasks included."""
-    amounts = amounts_with_tasks(job.request.demand_of(size), size.workers + size.ps)
-    return Resources(tuple(sorted(entry for entry in amounts if entry[1])))
+    return Resources(tuple(sorted(entry for entry in amounts_of_size(job.request, size) if entry[1])))

@@ -70,29 +70,31 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         held_back_before = frozenset() if state.slot_decision is None else jobs_held_back(state.slot_decision.in_force)
         reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, held_back_before, begin)
     incomplete, silent = observed.listing.incomplete, reconciled.silent
+    snapshot = replace(reconciled.snapshot, silent=tuple(sorted(silent, key=submit_order)))
 
     # Vacate nodes, and make room in limits, for jobs of others
-    growth_limits = (*observed.listing.growth_limits, *reconciled.growth_limits)
     limits_with_claims, limit_history = make_room_in_limits(
-        reconciled.snapshot, observed.listing, state.limit_history,
-        silent=silent, backing_off=reconciled.backing_off, now=begin,
+        snapshot, observed.listing, state.limit_history,
+        backing_off=reconciled.backing_off, now=begin,
         proposed={} if state.slot_decision is None else state.slot_decision.proposed.allocations(),
     )  # fmt: skip
     limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
-    without_replacement = groups_without_replacement(reconciled.snapshot, reconciled.backing_off, limits_with_claims)
+    without_replacement = groups_without_replacement(snapshot, reconciled.backing_off, limits_with_claims)
     snapshot, claim_history = claim_nodes(
-        reconciled.snapshot, reconciled.listing, state.claim_history,
-        silent=silent, now=begin, lead_seconds=context.timeouts.drain_seconds,
+        snapshot, reconciled.listing, state.claim_history,
+        now=begin, lead_seconds=context.timeouts.drain_seconds,
         allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off,
         without_replacement=without_replacement, excluded_handles=limit_history.given_up_handles,
-        growth_limits=(*growth_limits, *left_by_site_limits(reconciled.snapshot, context.guard_rules)),
+        growth_limits=(
+            *observed.listing.growth_limits, *reconciled.growth_limits,
+            *left_by_site_limits(snapshot, context.guard_rules),
+        ),
     )  # fmt: skip
     snapshot = replace(
         snapshot, limits=limits_for_policies(
             snapshot, context.guard_rules, limits_with_claims, silent=silent.keys() - reconciled.starting
         ),
-        silent=tuple(sorted(silent, key=submit_order)),
     )  # fmt: skip
 
     # Decide and guard, unless the last decision is still in force
@@ -103,7 +105,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         or claim_history.is_undecided(snapshot.claims)
         or (not incomplete and limit_history.is_undecided())
         # Where no job of others waits, nobody takes that room before the next decision.
-        or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement, silent))
+        or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement))
     ):
         slot_decision = None
     decided = slot_decision is None
@@ -138,7 +140,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             context, state, reconciled, snapshot, slot_decision.in_force, without_replacement,
             idle_history.beneficiary, begin,
         )  # fmt: skip
-        waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement, silent=silent)
+        waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement)
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())

@@ -82,7 +82,6 @@ def claim_nodes(
     listing: RmListing,
     history: ClaimHistory,
     *,
-    silent: Collection[JobKey],
     now: float,
     lead_seconds: float,
     allocations: Mapping[JobKey, Allocation],
@@ -95,7 +94,7 @@ def claim_nodes(
 
     Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for waiting ones.
 
-    Jobs whose coordinator is ``silent`` keep their tasks. Before claims of lower priority come elastic jobs that have
+    Silent jobs keep their tasks. Before claims of lower priority come elastic jobs that have
     nothing, with their minimum sizes, and those that lack tasks of their floors; without such as are silent or
     ``backing_off`` or to which ``growth_limits`` leave too little, since their tasks cannot start.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
@@ -124,7 +123,7 @@ def claim_nodes(
     was_first = frozenset(first_in_line)
     if not snapshot.jobs or not claims:
         return snapshot, ClaimHistory(given_up=tuple(given_up.claims), was_first=was_first, lost=lost_nodes.times)
-    jobs = ElasticJobs(snapshot, listing, silent)
+    jobs = ElasticJobs(snapshot, listing)
     room = NodeRoom(snapshot, listing, jobs, allocations)
     search = NodeSearch(room, jobs, without_replacement)
     free_now = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes}

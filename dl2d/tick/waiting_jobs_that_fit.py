@@ -8,17 +8,16 @@ wait, the policy is asked again (``jobs_with_room``), once for each job.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dl2d.core.cluster import Node, Snapshot
+from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Job, JobKey
 from dl2d.core.limit_room import LimitRoom
 from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.placement import Placement
-from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.task_starts_and_stops import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
@@ -64,8 +63,6 @@ def startable_waiting_jobs(
     decision: Decision,
     plan: Plan,
     placement: Placement,
-    *,
-    silent: Collection[JobKey] = (),
 ) -> tuple[JobKey, ...]:
     """Elastic jobs that have nothing and are given nothing although each would fit beside the plan's starts.
 
@@ -80,7 +77,7 @@ def startable_waiting_jobs(
     do not count.
     """
     answers = [entry for entry in decision.jobs if not _is_limited_by_guard(entry)]
-    waiting = _allowed_by_limits(_waiting_jobs(snapshot, answers, silent), snapshot, decision)
+    waiting = _allowed_by_limits(_waiting_jobs(snapshot, answers), snapshot, decision)
     if not waiting:
         return ()
     held, may_use, every = snapshot.held(), snapshot.may_use(), frozenset(node.name for node in snapshot.nodes)
@@ -93,8 +90,7 @@ def startable_waiting_jobs(
         free.place_on(start.node, start.demand)
     startable = _fitting(waiting, free, snapshot)
     if len(startable) < len(waiting):
-        empty = Packing([_emptied(node) for node in snapshot.nodes], placement, node_sets=snapshot.node_sets)
-        first = _fitting([job for job in waiting if job.key not in startable], empty, snapshot)
+        first = _fitting([job for job in waiting if job.key not in startable], free.empty(), snapshot)
         queued_for |= {may_use.get(job, every) for job in first}
     kept_free: frozenset[str] = frozenset().union(*queued_for)
     return tuple(
@@ -102,20 +98,19 @@ def startable_waiting_jobs(
     )
 
 
-def jobs_with_room(
-    snapshot: Snapshot, decision: Decision, placement: Placement, *, silent: Collection[JobKey] = ()
-) -> frozenset[JobKey]:
+def jobs_with_room(snapshot: Snapshot, decision: Decision, placement: Placement) -> frozenset[JobKey]:
     """Elastic jobs that have nothing and are given nothing although each fits beside what the other jobs are given.
 
     A job whose coordinator is silent gets no new tasks.
     """
-    waiting = _allowed_by_limits(_waiting_jobs(snapshot, decision.jobs, silent), snapshot, decision)
+    waiting = _allowed_by_limits(_waiting_jobs(snapshot, decision.jobs), snapshot, decision)
     if not waiting:
         return frozenset()
-    held, requests = snapshot.held(), {job.key: job.request for job in snapshot.jobs}
+    held, silent = snapshot.held(), set(snapshot.silent)
+    requests = {job.key: job.request for job in snapshot.jobs if job.key not in silent}
     free = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
     for entry in decision.jobs:
-        if entry.job not in requests or entry.job in silent:
+        if entry.job not in requests:
             continue
         for role in TASK_ROLES:
             if (missing := entry.allocation.count(role) - held[entry.job].count(role)) > 0:
@@ -123,9 +118,9 @@ def jobs_with_room(
     return _fitting(waiting, free, snapshot)
 
 
-def _waiting_jobs(snapshot: Snapshot, answers: Iterable[JobDecision], silent: Collection[JobKey]) -> list[Job]:
+def _waiting_jobs(snapshot: Snapshot, answers: Iterable[JobDecision]) -> list[Job]:
     """Elastic jobs that have nothing and to which one of these answers gives nothing; in the snapshot's order."""
-    given_nothing = {entry.job for entry in answers if entry.allocation == NOTHING} - set(silent)
+    given_nothing = {entry.job for entry in answers if entry.allocation == NOTHING} - set(snapshot.silent)
     if not given_nothing:
         return []
     held = snapshot.held()
@@ -155,7 +150,3 @@ def _fitting(jobs: Iterable[Job], packing: Packing, snapshot: Snapshot) -> froze
 
 def _is_limited_by_guard(entry: JobDecision) -> bool:
     return any(reason.constraint in _GUARD_CONSTRAINTS for reason in entry.guarded)
-
-
-def _emptied(node: Node) -> Node:
-    return Node(node.name, node.capacity, NO_RESOURCES, node.state)

@@ -475,7 +475,7 @@ def test_planned_nodes_that_cannot_be_had_hide_none_behind_them_until_too_many_w
     front = [claim(str(each), 9, user="eve", planned=("n1",), expected_start=start) for each in range(100, 100 + count)]
     behind = claim(nodes=9, priority=1, planned=("n2",) if start < 60 else ("n3",), expected_start=start)
     listing = RmListing(0.0, nodes, anchors, claims=(*front, behind))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0, allocations={})
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
     assert [node for each in found.claims for node in each.nodes] == claimed
 
 
@@ -1068,9 +1068,7 @@ def test_the_claim_of_highest_priority_is_met_as_soon_as_floors_allow_it(others:
             at=15.0 * tick, slot=1, nodes=nodes, jobs=(job,), tasks=tasks, floors=((job.key, Allocation(floor, 0)),)
         )
         listing = RmListing(15.0 * tick, nodes, (anchor,), claims=(claim("812", 2, 9900), *too_many))
-        found, history = claim_nodes(
-            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
-        )
+        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
         met.append([each.handle for each in found.claims])
     assert met == [[], [], [], ["812"]]
     assert len(history.queue) <= 1001  # those that do not wait any more are forgotten
@@ -1102,9 +1100,7 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     listing = RmListing(0.0, held, anchors, claims=(claim(nodes=1),))
     history, met = ClaimHistory(), []
     for tick in range(4):
-        found, history = claim_nodes(
-            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
-        )
+        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
         met.append([each.nodes for each in found.claims])
     assert [("n102",)] in met[:2]
     assert met[2:] == [[("n102",)]] * 2
@@ -1243,9 +1239,7 @@ def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch:
     listing = RmListing(0.0, tuple(nodes), (anchor,), claims=(*in_vain, claim("last", 1, 1)))
     history, met = ClaimHistory(), []
     for tick in range(8):
-        found, history = claim_nodes(
-            snapshot, listing, history, silent=(), now=15.0 * tick, lead_seconds=60.0, allocations={}
-        )
+        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
         met.append(bool(found.claims))
     assert met == [False] * 6 + [True] * 2  # it is the last of 33 behind the first eight
 
@@ -1266,6 +1260,6 @@ def test_tasks_of_floors_move_together_so_that_nodes_become_free(cpus: int, free
     snapshot = Snapshot(at=0.0, slot=1, nodes=nodes, jobs=tuple(jobs), tasks=tuple(tasks))
     anchors = (RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
     listing = RmListing(0.0, nodes, tuple(anchors), claims=(keep_free(40),))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), silent=(), now=0.0, lead_seconds=60.0, allocations={})
+    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
     assert sum(len(each.nodes) for each in found.claims) == free
     assert sum(len(each.leaving) for each in found.claims) == free

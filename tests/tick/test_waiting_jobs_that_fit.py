@@ -212,6 +212,8 @@ def test_jobs_with_room(given, silent, with_room) -> None:
     why = Reason(Constraint.SATISFIED, "because")
     entries = [JobDecision(job.key, Allocation(*size), why, NOTHING) for job, size in zip(jobs, given, strict=True)]
     found = jobs_with_room(
-        snapshot, Decision("test", "1", tuple(entries)), LoadBalance(), silent=[jobs[each - 1].key for each in silent]
+        replace(snapshot, silent=tuple(jobs[each - 1].key for each in silent)),
+        Decision("test", "1", tuple(entries)),
+        LoadBalance(),
     )
     assert found == {jobs[each - 1].key for each in with_room}

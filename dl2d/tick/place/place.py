@@ -204,16 +204,15 @@ def _increments(
             yield key, (tuple(new),)
             continue
         collected[key].append(tuple(new))
-        if _reaches(list(chain(*collected[key])), min_sizes[key]):
+        if _size(list(chain(*collected[key]))).covers(min_sizes[key]):
             first, beyond = _split(collected.pop(key), min_sizes[key])
             yield key, first
             if beyond:
                 yield key, beyond
 
 
-def _reaches(roles: Sequence[Role], size: Allocation) -> bool:
-    """Whether there are at least as many tasks of each role as a size has."""
-    return roles.count(Role.WORKER) >= size.workers and roles.count(Role.PS) >= size.ps
+def _size(roles: Sequence[Role]) -> Allocation:
+    return Allocation(*map(roles.count, TASK_ROLES))
 
 
 def _split(
@@ -288,9 +287,8 @@ class _Placer:
         """
         if self._targets.has_nodes_for(key):
             return False
-        new = Allocation(roles.count(Role.WORKER), roles.count(Role.PS))
-        request = self._requests[key]
-        if key not in self._started and not _reaches(roles, request.min_size):
+        new, request = _size(roles), self._requests[key]
+        if key not in self._started and not new.covers(request.min_size):
             return False
         gathered = self._packing.gather(request, new, running, key)
         if gathered is None:
@@ -344,7 +342,7 @@ class _Placer:
             orders += [[tuple(reversed(larger_first))], [tuple(larger_first)]]
         for order in orders:
             starts, blocked_tasks = self._place(key, order)
-            if not blocked_tasks and _reaches([start.role for start in starts], request.min_size):
+            if not blocked_tasks and _size([start.role for start in starts]).covers(request.min_size):
                 self._started.add(key)
                 return starts, []
             for start in starts:
@@ -381,7 +379,7 @@ class _Placer:
         """Tasks that go to one node together: bundles if the placement keeps them and no node is named, else single."""
         if not keeps_bundles(self._placement, self._requests[key]) or self._targets.has_nodes_for(key):
             return [(role,) for role in roles]
-        workers, ps = roles.count(Role.WORKER), roles.count(Role.PS)
+        workers, ps = _size(roles)
         unpaired = Role.WORKER if workers > ps else Role.PS
         return [(Role.WORKER, Role.PS)] * min(workers, ps) + [(unpaired,)] * abs(workers - ps)
 
