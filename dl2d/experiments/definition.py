@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,6 +40,7 @@ from dl2d.experiments.participants import (
     Training,
     describe_participant,
     inherited,
+    plain_digest,
 )
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import PresetName
@@ -379,7 +379,7 @@ def digest(experiment: Experiment) -> str:
     described = describe_experiment(with_sources(experiment, with_content))
     for words in ("version", "description", "claims", "minutes", "quick"):
         described.pop(words, None)
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return plain_digest(described)
 
 
 def with_content(source: str) -> str:

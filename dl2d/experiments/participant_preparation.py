@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +30,7 @@ from dl2d.experiments.participants import (
     Training,
     dl2_paper_settings,
     dl2_settings,
+    plain_digest,
 )
 from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
@@ -188,8 +187,9 @@ def to_prepare(experiment: Experiment, participant: Participant, case: Case, see
             "options": dict(case.options),
             "most_slots": experiment.most_slots,
         }
-    key = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-    return Preparation(key=key, experiment=experiment, participant=participant, case=case, seed=seed, trained=trained)
+    return Preparation(
+        key=plain_digest(said), experiment=experiment, participant=participant, case=case, seed=seed, trained=trained
+    )
 
 
 def combinations(tune: Mapping[str, Sequence[Number | str]]) -> list[dict[str, Number | str]]:

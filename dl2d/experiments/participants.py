@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Self
@@ -195,6 +197,14 @@ def inherited(given: object, shared: Training | None) -> object:
     elif isinstance(settings, Mapping):
         settings = {**base.get("settings", {}), **settings}
     return {**given, "training": {**base, **own, "settings": settings}}
+
+
+def plain_digest(described: Mapping[str, Any]) -> str:
+    """SHA-256 of plain values; with former names of designs, so that it is what earlier versions computed."""
+    text = json.dumps(described, sort_keys=True)
+    for former, name in FORMER_DESIGNS.items():
+        text = text.replace(f'"design": "{name}"', f'"design": "{former}"')
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_participant(participant: Participant) -> str | dict[str, Any]:
