@@ -38,7 +38,7 @@ from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.open_node_capacity import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
-from dl2d.tick.shared_limits import manager_limits, site_limits
+from dl2d.tick.shared_limits import manager_limits, owners_of, site_limits
 from dl2d.tick.tick_context import GuardRules
 
 #: Maximum number of claims or jobs named in a reason.
@@ -85,7 +85,7 @@ def guard(
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
         job_limits.append(found)
     sums = _add_capacity(job_limits, snapshot)
-    sums += _add_limits(job_limits, site_limits(snapshot, rules))
+    sums += _add_limits(job_limits, site_limits(owners_of(snapshot), rules))
     of_manager = manager_limits(snapshot, growth_limits)
     sums += _add_limits(job_limits, [limit for limit in of_manager if not limit.makes_room_for], keep_excess=True)
     sums += _add_limits(job_limits, [limit for limit in of_manager if limit.makes_room_for])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from enum import StrEnum
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Owner
@@ -15,32 +14,9 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import GuardRules
 
 
-class LimitScope(StrEnum):
-    """Whose jobs a limit of the site counts together; the value comes before their name in the limit's text."""
-
-    USER = "of"
-    ACCOUNT = "of account"
-    PARTITION = "in partition"
-
-
-def limits_of(owner: Owner, rules: GuardRules) -> tuple[tuple[LimitScope, str, Resources], ...]:
-    """The limits that jobs of an owner share with others: scope, name of the user, account or partition, and limit."""
-    return (
-        (LimitScope.USER, owner.user, rules.per_user),
-        (LimitScope.ACCOUNT, owner.account, rules.per_account),
-        # Its tasks may run in several.
-        *((LimitScope.PARTITION, name, rules.per_partition) for name in owner.partition.split(",")),
-    )
-
-
-def limit_text(scope: LimitScope, name: str, limit: Resources) -> str:
-    """A limit in words."""
-    return f"jobs {scope} {name} may hold {limit} together"
-
-
 def left_by_site_limits(snapshot: Snapshot, rules: GuardRules) -> list[GrowthLimit]:
     """What the site's limits leave the jobs besides what they have."""
-    limits, found = site_limits(snapshot, rules), []
+    limits, found = site_limits(owners_of(snapshot), rules), []
     held, by_key = (snapshot.held(), {job.key: job for job in snapshot.jobs}) if limits else ({}, {})
     for limit in limits:
         jobs = [by_key[key] for key in limit.jobs]
@@ -60,7 +36,7 @@ def limits_for_policies(
     others. So each of them has a bound of its own: the larger of what it has and its minimum size. A job that has
     nothing gets its minimum size, in submit order, only if the limit has room for it beside those of the others.
     """
-    limits = site_limits(snapshot, rules)
+    limits = site_limits(owners_of(snapshot), rules)
     of_manager = manager_limits(snapshot, growth_limits)
     if not limits and not of_manager:
         return ()
@@ -103,22 +79,28 @@ def without_jobs(limits: Iterable[SharedLimit], kept: Mapping[JobKey, Resources]
             yield replace(limit, jobs=others, most=most)
 
 
-def site_limits(snapshot: Snapshot, rules: GuardRules) -> list[SharedLimit]:
-    """The site's limits: those of users first, and those of partitions last."""
-    if not any(limit.thousandths for limit in (rules.per_user, rules.per_account, rules.per_partition)):
-        return []
-    members: dict[LimitScope, dict[str, list[JobKey]]] = {scope: defaultdict(list) for scope in LimitScope}
-    limits: dict[LimitScope, Resources] = {}
-    for job in snapshot.jobs:
-        for scope, name, limit in limits_of(job.owner, rules):
-            if name and limit.thousandths:
-                members[scope][name].append(job.key)
-                limits[scope] = limit
+def site_limits(owners: Mapping[JobKey, Owner], rules: GuardRules) -> list[SharedLimit]:
+    """The site's limits on jobs with these owners: those of users first, and those of partitions last."""
+    limits = {"of": rules.per_user, "of account": rules.per_account, "in partition": rules.per_partition}
+    members: dict[str, dict[str, list[JobKey]]] = {
+        scope: defaultdict(list) for scope, limit in limits.items() if limit.thousandths
+    }
+    for key, owner in owners.items() if members else ():
+        # Its tasks may run in several partitions.
+        names = {"of": [owner.user], "of account": [owner.account], "in partition": owner.partition.split(",")}
+        for scope, by_name in members.items():
+            for name in filter(None, names[scope]):
+                by_name[name].append(key)
     return [
-        SharedLimit(tuple(keys), limits[scope].thousandths, limit_text(scope, name, limits[scope]))
+        SharedLimit(tuple(keys), limits[scope].thousandths, f"jobs {scope} {name} may hold {limits[scope]} together")
         for scope, by_name in members.items()
         for name, keys in by_name.items()
     ]
+
+
+def owners_of(snapshot: Snapshot) -> dict[JobKey, Owner]:
+    """The owner of each job of a snapshot."""
+    return {job.key: job.owner for job in snapshot.jobs}
 
 
 def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -> list[SharedLimit]:

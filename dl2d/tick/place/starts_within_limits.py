@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot, TaskState, task_tag
+from dl2d.core.cluster import Snapshot, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
+from dl2d.core.limit_room import LimitRoom
 from dl2d.core.make_room import TaskGroup
 from dl2d.core.resource_manager import GrowthLimit, StartAllowance
-from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
+from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
-from dl2d.tick.shared_limits import LimitScope, limit_text, limits_of
+from dl2d.tick.shared_limits import manager_limits, site_limits
 from dl2d.tick.tick_context import GuardRules
 
 #: Why a start waits until another task of its job and role has left.
@@ -74,11 +75,13 @@ def within_limits(
     """
     waiting = _behind_leaving_tasks(plan, snapshot, without_replacement)
     plan = _without(plan, waiting) if waiting else plan
-    site_limits = rules.per_user, rules.per_account, rules.per_partition
     not_enforced = [limit for limit in growth_limits if not limit.enforced]
-    if not plan.starts or not (not_enforced or any(limit.thousandths for limit in site_limits)):
+    limits = [*site_limits(owners, rules), *manager_limits(snapshot, not_enforced)] if plan.starts else []
+    if not limits:
         return plan
-    in_use = _LimitsInUse(snapshot, owners, rules, not_enforced)
+    room = LimitRoom(limits)
+    for task in snapshot.tasks:
+        room.take_tasks(task.job, task.demand, 1)
     requests, floors, held = {job.key: job.request for job in snapshot.jobs}, dict(snapshot.floors), snapshot.held()
     replaced = _floor_tasks_replaced(plan, snapshot)
     by_job: dict[JobKey, list[int]] = defaultdict(list)
@@ -92,16 +95,16 @@ def within_limits(
         for unit in _units(plan.starts, indices, first):
             role = plan.starts[unit[0]].role
             demand = Resources.total(plan.starts[index].demand for index in unit)
-            lacks = in_use.lacks(key, demand)
+            blocked = room.blocked_task(key, demand, role)
             below_floor = has != NOTHING and present[role] < floor.count(role)
-            if lacks is not None and not below_floor and replaced.isdisjoint(unit):
-                lack = _Lack(limit=lacks[0], shortfalls=lacks[1])
+            if blocked is not None and not below_floor and replaced.isdisjoint(unit):
+                lack = _Lack(blocked.limit, blocked.shortfalls)
                 deferred |= dict.fromkeys(unit, lack)
                 if has == NOTHING and unit[0] == indices[0]:  # not even its minimum size
                     deferred |= dict.fromkeys(indices, lack)
                     break
                 continue
-            in_use.add(key, demand)
+            room.take_tasks(key, demand, 1)
             present[role] += len(unit)
     return _with_expiring_stopped(plan, _without(plan, deferred), snapshot) if deferred else plan
 
@@ -252,57 +255,3 @@ def _deferred(starts: Sequence[Start], lacks: Mapping[int, _Lack]) -> Iterable[D
     for (key, role), indices in groups.items():
         lack = lacks[indices[0]]
         yield Deferred(key, role, len(indices), "", lack.shortfalls, lack.limit, lack.postponed)
-
-
-@dataclass(slots=True)
-class _Limit:
-    """A limit, and what the tasks of its jobs hold of it."""
-
-    text: str
-    #: What it bounds.
-    resources: Collection[str]
-    most: Resources
-    held: Resources = NO_RESOURCES
-
-
-class _LimitsInUse:
-    """The limits of each job, and what tasks hold of them."""
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        owners: Mapping[JobKey, Owner],
-        rules: GuardRules,
-        growth_limits: Iterable[GrowthLimit],
-    ) -> None:
-        self._of: dict[JobKey, list[_Limit]] = defaultdict(list)
-        shared: dict[tuple[LimitScope, str], _Limit] = {}
-        for key, owner in owners.items():
-            for scope, name, limit in limits_of(owner, rules):
-                if name and limit.thousandths:
-                    new = _Limit(limit_text(scope, name, limit), limit.as_dict().keys(), limit)
-                    self._of[key].append(shared.setdefault((scope, name), new))
-        for task in snapshot.tasks:
-            self.add(task.job, task.demand)
-        jobs = {job.anchor: job.key for job in snapshot.jobs}
-        for left in growth_limits:
-            keys = {jobs[anchor] for anchor in left.anchors & jobs.keys()}
-            most = Resources.of({name: round(max(amount, 0.0), 3) for name, amount in left.left.items()})
-            # What it leaves is besides the tasks that run.
-            asked = (task for task in snapshot.tasks if task.state is TaskState.ASKED and task.job in keys)
-            of_manager = _Limit(left.reason, left.left.keys(), most, Resources.total(task.demand for task in asked))
-            for key in keys:
-                self._of[key].append(of_manager)
-
-    def add(self, key: JobKey, demand: Resources) -> None:
-        """Count a task of a job."""
-        for limit in self._of.get(key, ()):
-            limit.held += demand
-
-    def lacks(self, key: JobKey, demand: Resources) -> tuple[str, tuple[Shortfall, ...]] | None:
-        """The first limit that has no room for tasks of a job, in words, and what is missing; None if all have."""
-        for limit in self._of.get(key, ()):
-            room = limit.most.minus(limit.held)
-            if missing := tuple(short for short in demand.shortfalls(room) if short.resource in limit.resources):
-                return limit.text, missing
-        return None
