@@ -108,12 +108,12 @@ def compare(
         listings have to say so.
     """
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
-    may_give_up = not (listing.incomplete or listed_again)
-    never_start = _jobs_that_never_start(live, matches, elapsed) if may_give_up else {}
-    of_jobs = _job_changes(jobs.values(), listing.at, matches, gone, timeouts, start_failures, never_start, postponed)
-    task_changes, task_stops = _task_changes(
-        live.tasks, jobs, matches, gone, timeouts, elapsed, of_jobs.ended_states, listing.at, may_give_up=may_give_up
-    )
+    inputs = _Inputs(
+        matches, gone, timeouts, start_failures, elapsed, postponed, listing.at,
+        may_give_up=not (listing.incomplete or listed_again),
+    )  # fmt: skip
+    of_jobs = _job_changes(jobs.values(), inputs, _jobs_that_never_start(live, inputs) if inputs.may_give_up else {})
+    task_changes, task_stops = _task_changes(live.tasks, jobs, inputs, of_jobs.ended_states)
     stops = [*of_jobs.stops, *task_stops]
     stray_stops: list[_Stop] = []
     stray_remarks: list[str] = []
@@ -137,6 +137,27 @@ def compare(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What ``compare`` was given about jobs and tasks."""
+
+    matches: Matches
+    gone: Collection[str]
+    timeouts: Timeouts
+    start_failures: Mapping[JobKey, StartFailures]
+    elapsed: Mapping[str, Elapsed]
+    postponed: Mapping[JobKey, Postponement]
+    #: When the resource manager was asked.
+    at: float
+    #: Whether tasks that wait for too long are given up; not with an incomplete listing, as nothing can be stopped
+    #: then, and not with the listing of the tick before.
+    may_give_up: bool
+
+    def absence(self, tag: str) -> str:
+        """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
+        return REPLACED if tag in self.matches.replaced else NOT_LISTED if tag in self.gone else ""
+
+
 class _JobChanges(NamedTuple):
     changes: list[tuple[JobKey, JobChange]]
     new_jobs: list[Job]
@@ -146,99 +167,69 @@ class _JobChanges(NamedTuple):
     ended_states: dict[JobKey, JobState]
 
 
-def _job_changes(
-    jobs: Iterable[Job],
-    at: float,
-    matches: Matches,
-    gone: Collection[str],
-    timeouts: Timeouts,
-    start_failures: Mapping[JobKey, StartFailures],
-    never_start: Mapping[JobKey, str],
-    postponed: Mapping[JobKey, Postponement],
-) -> _JobChanges:
+def _job_changes(jobs: Iterable[Job], inputs: _Inputs, never_start: Mapping[JobKey, str]) -> _JobChanges:
     """The changes of jobs by their anchors, the next runs of requeued ones, and the anchors that have to be stopped.
 
     ``never_start`` says why jobs that have not trained never will.
     """
-    found = _JobChanges([], [], [], {})
+    made = _JobChanges([], [], [], {})
     for job in jobs:
-        tag = task_tag(job.key, ANCHOR)
-        anchor = matches.listed.get(tag)
+        anchor = inputs.matches.listed.get(task_tag(job.key, ANCHOR))
         if job.state.ended:
-            found.ended_states[job.key] = job.state
-            if anchor is not None and not anchor.state.ended and must_stop_anchor(job, anchor, at, timeouts):
-                found.stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
+            made.ended_states[job.key] = job.state
+            if anchor and not anchor.state.ended and must_stop_anchor(job, anchor, inputs.at, inputs.timeouts):
+                made.stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
-        if (requeued := matches.requeued.get(job.key)) is not None:
-            new_job, end = _requeued(job, requeued, postponed.get(job.key))
-            found.new_jobs.append(new_job)
-            found.changes.append((job.key, end))
-            found.ended_states[job.key] = JobState.LOST
+        if (requeued := inputs.matches.requeued.get(job.key)) is not None:
+            new_job, end = _requeued(job, requeued, inputs.postponed.get(job.key))
+            made.new_jobs.append(new_job)
+            made.changes.append((job.key, end))
+            made.ended_states[job.key] = JobState.LOST
             continue
-        failures = start_failures.get(job.key, NO_FAILURES)
-        change = _job_change(job, anchor, _absence(tag, matches, gone), at, timeouts, failures, postponed.get(job.key))
+        change = _job_change(job, anchor, inputs)
         if (reason := never_start.get(job.key)) is not None and (change is None or change.state is None):
             change = JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.REFUSED)
         if change is not None:
-            found.changes.append((job.key, change))
+            made.changes.append((job.key, change))
             if change.state is not None and change.state.ended:
-                found.ended_states[job.key] = change.state
-    return found
+                made.ended_states[job.key] = change.state
+    return made
 
 
-def _jobs_that_never_start(live: LiveJobs, matches: Matches, elapsed: Mapping[str, Elapsed]) -> dict[JobKey, str]:
+def _jobs_that_never_start(live: LiveJobs, inputs: _Inputs) -> dict[JobKey, str]:
     """Why jobs that have not trained never will: the resource manager says in two listings that it never starts a task
     that is of their minimum size.
     """
     ready = {job.key: job for job in live.jobs if job.state is JobState.READY}
     lacked = _lacked_tasks(live.tasks, ready)
-    found: dict[JobKey, str] = {}
+    reasons: dict[JobKey, str] = {}
     for task in live.tasks:
-        listed = matches.listed.get(task.tag)
+        listed = inputs.matches.listed.get(task.tag)
         if (
             task.tag in lacked
             and listed is not None
             and listed.state is RmJobState.PENDING
             and listed.never_starts
             and listed.reason == task.note
-            and elapsed[task.tag].in_state > MAX_REFUSED_SECONDS
+            and inputs.elapsed[task.tag].in_state > MAX_REFUSED_SECONDS
         ):
-            found.setdefault(task.job, f"{task.id} can never start: {listed.never_starts}")
-    return found
+            reasons.setdefault(task.job, f"{task.id} can never start: {listed.never_starts}")
+    return reasons
 
 
 def _task_changes(
-    tasks: Sequence[Task],
-    jobs: Mapping[JobKey, Job],
-    matches: Matches,
-    gone: Collection[str],
-    timeouts: Timeouts,
-    elapsed: Mapping[str, Elapsed],
-    ended_states: Mapping[JobKey, JobState],
-    at: float,
-    *,
-    may_give_up: bool,
+    tasks: Sequence[Task], jobs: Mapping[JobKey, Job], inputs: _Inputs, ended_states: Mapping[JobKey, JobState]
 ) -> tuple[list[TaskChange], list[_Stop]]:
-    """The changes of the live tasks, and which of them have to be stopped.
-
-    ``may_give_up``: whether tasks that wait for too long are given up; not with an incomplete listing, as nothing can
-    be stopped then, and not with the listing of the tick before.
-    """
+    """The changes of the live tasks, and which of them have to be stopped."""
     changes: list[TaskChange] = []
     stops: list[_Stop] = []
     running = {key: job for key, job in jobs.items() if job.state is JobState.RUNNING}
     of_floors = _lacked_tasks(tasks, running)
     for task in tasks:
-        tag = task.tag
-        listed = matches.listed.get(tag)
+        listed = inputs.matches.listed.get(task.tag)
         change, stop_reason = _task_change(
-            task, listed, elapsed[tag], timeouts,
-            absence=_absence(tag, matches, gone),
-            job_end=ended_states.get(task.job),
-            is_of_floor=tag in of_floors,
-            at=at,
-            may_give_up=may_give_up,
-        )  # fmt: skip
+            task, listed, inputs, job_end=ended_states.get(task.job), is_of_floor=task.tag in of_floors
+        )
         if change is not None:
             changes.append(change)
         if stop_reason and listed is not None:
@@ -288,24 +279,9 @@ def _requeued(job: Job, listed: RmJob, why: Postponement | None) -> tuple[Job, J
     return new, JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.REQUEUED)
 
 
-def _absence(tag: str, matches: Matches, gone: Collection[str]) -> str:
-    """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
-    return REPLACED if tag in matches.replaced else NOT_LISTED if tag in gone else ""
-
-
-def _job_change(
-    job: Job,
-    anchor: RmJob | None,
-    absence: str,
-    at: float,
-    timeouts: Timeouts,
-    failures: StartFailures,
-    postponed: Postponement | None,
-) -> JobChange | None:
-    """The change of a job that has not ended, by the state of its anchor; None for no change.
-
-    ``absence`` says why the anchor has ended where it is not listed; empty if it may be listed again.
-    """
+def _job_change(job: Job, anchor: RmJob | None, inputs: _Inputs) -> JobChange | None:
+    """The change of a job that has not ended, by the state of its anchor; None for no change."""
+    timeouts, failures = inputs.timeouts, inputs.start_failures.get(job.key, NO_FAILURES)
     if anchor is None:
         if not job.anchor:  # it has not been started yet
             if job.state is not JobState.SUBMITTED or failures.counted < timeouts.start_failures:
@@ -313,7 +289,7 @@ def _job_change(
             tried = counted(failures.in_a_row, "attempt")
             reason = f"{tried} in a row to start its coordinator failed; the last: {failures.last}"
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
-        if not absence:
+        if not (absence := inputs.absence(task_tag(job.key, ANCHOR))):
             return None
         return JobChange(state=JobState.LOST, end_reason=f"its anchor {absence}", cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
@@ -329,7 +305,11 @@ def _job_change(
             return JobChange(state=JobState.CANCELLED)
         reason, cause = f"its coordinator ended: {end}", FAILURE_CAUSES.get(anchor.state)
         return JobChange(state=JOB_ENDS[anchor.state], end_reason=reason, cause=cause)
-    if job.coordinator_end and anchor.state is RmJobState.RUNNING and at - job.progress.at > timeouts.silent_seconds:
+    if (
+        job.coordinator_end
+        and anchor.state is RmJobState.RUNNING
+        and inputs.at - job.progress.at > timeouts.silent_seconds
+    ):
         reason = f"{job.coordinator_end}; its batch script goes on"
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.CANCELLED)
     # The tasks of an anchor that is ending fail since its coordinator has ended; its own end says why.
@@ -340,7 +320,7 @@ def _job_change(
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, the job's end reason is what its anchor waits for: that is where the store keeps
     # ``waits_for`` (``JobChange.applied``).
-    reason = anchor.reason
+    reason, postponed = anchor.reason, inputs.postponed.get(job.key)
     if postponed is not None and anchor.postponed:
         reason = f"starts again later ({anchor.reason}): {postponed.reason}"
     waits_for = reason if job.state is JobState.SUBMITTED and reason != job.end_reason else None
@@ -350,22 +330,12 @@ def _job_change(
 
 
 def _task_change(
-    task: Task,
-    listed: RmJob | None,
-    elapsed: Elapsed,
-    timeouts: Timeouts,
-    *,
-    absence: str,
-    job_end: JobState | None,
-    is_of_floor: bool,
-    at: float,
-    may_give_up: bool,
+    task: Task, listed: RmJob | None, inputs: _Inputs, *, job_end: JobState | None, is_of_floor: bool
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
-    ``absence`` says why it has ended where it is not listed; empty if it may be listed again. ``job_end`` is the state
-    in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum size.
-    ``may_give_up`` as for ``_task_changes``. The cases are, in this order:
+    ``job_end`` is the state in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum
+    size. The cases are, in this order:
 
     1. The resource manager has not listed it for long enough: it has ended, or was never started.
     2. The resource manager says that it has ended.
@@ -381,8 +351,9 @@ def _task_change(
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted; its note says so.
     """
+    elapsed, timeouts, may_give_up = inputs.elapsed[task.tag], inputs.timeouts, inputs.may_give_up
     if listed is None:
-        return _unlisted(task, absence, job_ended=job_end is not None), ""
+        return _unlisted(task, inputs.absence(task.tag), job_ended=job_end is not None), ""
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
@@ -424,7 +395,7 @@ def _task_change(
         note = f"did not reach its job's coordinator in {timeouts.start_seconds:g} s, {why}"
         return change_to(TaskState.DRAINING, note), "did not reach its coordinator"
     # Its coordinator may have reported it before it was listed as running.
-    note = _note_of_running(task, listed, at)
+    note = _note_of_running(task, listed, inputs.at)
     unchanged = submit_time_known and listed.node in ("", task.node) and note == task.note
     return (None if unchanged else change_to(task.state, note)), ""
 
