@@ -13,7 +13,7 @@ from msgspec import structs
 from tick.scripted_manager import ScriptedManager
 from tick.world import World
 
-from dl2d.core.cluster import ANCHOR, Task, TaskState, parse_tag
+from dl2d.core.cluster import ANCHOR, Claimant, Task, TaskState, parse_tag
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.resource_manager import TASKS, Claim, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec, Yields
@@ -167,6 +167,8 @@ def test_a_job_that_waits_for_a_limit_starts_and_the_elastic_job_grows_again_whe
     assert report.decided
     (text,) = [text for constraint, text in reasons(report, key) if constraint is Constraint.CLAIM]
     assert text == f"room made for job 17 of bob (priority 9000) in {LAB}"
+    (entry,) = report.decision.jobs
+    assert [each.claimants for each in entry.guarded if each.text == text] == [(Claimant("17", "bob", 9000),)]
     world.beat()
     assert follow(world) == ["17"]
     assert world.has(key) == (5, 1)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tick.world import GivesNothing, World
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Claimant, Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import Rejected
 from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
@@ -73,6 +73,7 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
     (reason,) = entry.guarded
     assert reason.constraint is Constraint.CLAIM
     assert reason.text.startswith("room made for job 812 of bob (priority 9000) on 2 nodes: ")
+    assert reason.claimants == (Claimant("812", "bob", 9000, makes_room=True),)
     assert follow(world) == ["812"]
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (4, 4)

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from daemon.api.api_world import SECRET_OF_THE_USER, ApiWorld, error
 
+from dl2d.core.cluster import Claimant
+from dl2d.core.decision import Constraint, Reason
 from dl2d.core.errors import StoreError, StoreUnavailable
 from dl2d.core.job_views import HistoryView, StatusView, UsageView, WhyView, request_payload
 from dl2d.core.jobs import JobKey, JobState, Launch, Owner, User
@@ -177,6 +179,27 @@ def test_a_waiting_job_for_which_room_is_made_is_named_to_its_own_user(world: Us
     (decision,) = world.view(WhyView, OWNER.uid, "/v1/why", job=world.anns.id).decisions
     texts = [reason.text for reason in (decision.entry.decided.reason, *decision.entry.decided.guarded)]
     assert [text for text in texts if text.startswith("room made")] == [said]
+
+
+@pytest.mark.parametrize(
+    ("claimants", "said"),
+    [
+        ([Claimant("7", BOB.user, 1, makes_room=False)], "free room is kept for a job of the resource manager"),
+        ([Claimant("7", OWNER.user, 1, makes_room=False)], "free room is kept for your job 7"),
+        ([Claimant("7", OWNER.user, 1), Claimant("8", BOB.user, 1)], "room made for your job 7 and others"),
+        ([], "free room is kept for a job of the resource manager"),
+    ],
+)
+def test_room_that_is_free_is_not_said_to_be_made(world: UserWorld, claimants: list[Claimant], said: str):
+    reason = Reason(Constraint.CLAIM, "job 8 of bob", claimants=tuple(claimants))
+    world.settle(2)
+    recorded = world.store.slot(world.store.last_slot_number())
+    jobs = [replace(entry, guarded=(reason,)) for entry in recorded.decision.jobs]
+    world.store.record_slot(
+        replace(recorded, number=recorded.number + 1, decision=replace(recorded.decision, jobs=tuple(jobs)))
+    )
+    (decision,) = world.view(WhyView, OWNER.uid, "/v1/why", job=world.anns.id).decisions
+    assert [(each.text, each.claimants) for each in decision.entry.decided.guarded] == [(said, ())]
 
 
 def test_nothing_of_another_users_job_is_in_an_answer(world: UserWorld):
