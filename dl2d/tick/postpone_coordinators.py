@@ -12,6 +12,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.tick.apply import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_postponements
+from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.reconcile import LEAVES_FOR_OTHERS, Reconciled
 from dl2d.tick.tick_context import Context
 
@@ -20,7 +21,9 @@ log = structlog.get_logger()
 #: Maximum number of coordinators in a tick. Slurm takes three commands for each.
 _MAX_PER_TICK: Final = 32
 #: Why other jobs without tasks get none meanwhile.
-_ROOM_FOR_ANOTHER: Final = "coordinators are going back into the resource manager's queue so that another job has room"
+_ROOM_FOR_ANOTHER: Final = Silence(
+    "coordinators are going back into the resource manager's queue so that another job has room"
+)
 
 
 def postpone_coordinators(

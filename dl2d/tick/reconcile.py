@@ -425,7 +425,7 @@ def _silence_of(
     calling: Collection[JobKey],
     at: float,
 ) -> Silence | None:
-    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon; else None."""
+    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
