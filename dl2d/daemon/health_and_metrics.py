@@ -45,6 +45,8 @@ class Status:
     last_error: str = ""
     #: Seconds since that tick; None for none yet.
     last_error_seconds: float | None = None
+    #: Number of the last slot; None where no tick was completed yet.
+    slot: int | None = None
 
 
 class Health:
@@ -70,6 +72,7 @@ class Health:
         self._failing = False
         self._waiting = ""
         self._last: float | None = None
+        self._last_slot: int | None = None
         #: How old the listing of that tick was by its end.
         self._listing_age = 0.0
         self._registry = CollectorRegistry()
@@ -170,6 +173,8 @@ class Health:
         with self._lock:
             self._problems, self._failing, self._last = tuple(problems), False, self._timer()
             self._waiting, self._listing_age = "", listing_age
+            # A snapshot on which nothing was decided has the number of the slot to come.
+            self._last_slot = report.snapshot.slot - (not report.decided)
         self._ticks.inc()
         self._starts.inc(len(report.outcome.started))
         self._stops.inc(len(report.plan.stops))
@@ -220,6 +225,7 @@ class Health:
                 self._waiting,
                 self._error,
                 since_error,
+                self._last_slot,
             )
 
     def metrics(self) -> bytes:

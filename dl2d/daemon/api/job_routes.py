@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from dl2d import __version__
 from dl2d.core.cluster import ANCHOR, Task, TaskState
-from dl2d.core.errors import DuplicateJob, RequestError, StoreError
+from dl2d.core.errors import DuplicateJob, RequestError
 from dl2d.core.jobs import Job, JobKey, JobState, Launch, Owner, Role
 from dl2d.core.resource_manager import Anchor, ContainerManager, ContainerReport, ResourceManager
 from dl2d.core.store import JobChange, TaskChange
@@ -124,21 +124,13 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
     return {
         "version": __version__,
         "cluster": services.cluster,
-        "slot": _last_slot(services.store),
+        "slot": status.slot,
         "status": "degraded" if status.problems else "waiting" if status.waiting else "ok",
         "problems": list(status.problems),
         "last_tick_seconds": status.last_tick_seconds,
         "listing_seconds": status.listing_seconds,
         **details,
     }
-
-
-def _last_slot(store: SqlStore) -> int | None:
-    """None where the store does not answer, which is a problem of its own."""
-    try:
-        return store.last_slot_number()
-    except StoreError:
-        return None
 
 
 @_public.get("/metrics")
