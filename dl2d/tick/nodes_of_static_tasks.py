@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import structs
 
@@ -16,7 +16,8 @@ def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: 
     """The tasks; those of ``static`` jobs are moved among the nodes of their job, where a node has less in use.
 
     Stored tasks are spread evenly. Were more of them on a node than its use allows, and fewer on another, a packing
-    would take the remainder there for what others hold, and would not have room for the sizes that jobs have.
+    would take the remainder there for what others hold, and would not have room for the sizes that jobs have. Where
+    more than is in use is left on a node, its tasks are shown to hold less.
     """
     tasks, used = tuple(tasks), {node.name: node.used for node in nodes}
     rooms: dict[str, list[Resources]] = defaultdict(list)
@@ -38,4 +39,15 @@ def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: 
             held[task.node] = held[task.node].minus(room)
             held[node] += room
         found.append(task if node == task.node else structs.replace(task, node=node))
-    return tuple(found)
+    return tuple(_within(task, held, used) if task.job in static else task for task in found)
+
+
+def _within(task: Task, held: Mapping[str, Resources], used: Mapping[str, Resources]) -> Task:
+    """The task, holding its share of what its node has in use where the tasks there would hold more."""
+    if task.node not in used or held[task.node].fits_in(used[task.node]):
+        return task
+    have, most = dict(held[task.node].thousandths), dict(used[task.node].thousandths)
+    shares = (
+        (name, amount * min(most.get(name, 0), have[name]) // have[name]) for name, amount in task.room.thousandths
+    )
+    return structs.replace(task, held=Resources(tuple(share for share in shares if share[1])))

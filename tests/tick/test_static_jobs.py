@@ -330,6 +330,13 @@ def test_tasks_are_shown_where_their_nodes_are_used(build) -> None:
     }  # fmt: skip
     packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
     assert [packing.fits(job, snapshot.held()[job.key]) for job in snapshot.jobs] == [True, True]
+    # A job of less than its tasks would hold, on full nodes.
+    seen(world, "9", R.RUNNING, a_static("n1", "n1", "n2", workers=3))
+    (listed,) = [job for job in world.manager.live() if job.handle == "9"]
+    world.manager.put(listed, (("n1", Resources.of(cpu=2)), ("n2", Resources.of(cpu=2))))
+    snapshot = world.tick().snapshot
+    packing = Packing.for_decision(snapshot.nodes, snapshot.tasks, LoadBalance())
+    assert [packing.add(job, snapshot.held()[job.key]) for job in snapshot.jobs] == [None, None, None]
 
 
 def test_no_decision_is_about_a_job_that_is_ending(build) -> None:
