@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+from dl2d.cli.output import duration
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import Allocation, Job, JobState, Role
 
 #: Relative difference below which the epochs of a script count as those that its job file declares.
 _SAME_EPOCHS = 0.001
+#: A coordinator reports every few seconds, of which the store has one at least every ``store.progress_seconds``.
+_SILENT_SECONDS = 120.0
 
 
 def why_of(status: JobStatus) -> str:
@@ -36,6 +39,14 @@ def remark_on(job: Job) -> str:
         f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
         "computes the remaining work; correct the job file"
     )
+
+
+def remark_on_silence(job: Job, now: float) -> str:
+    """For how long the coordinator of a running job has not reported, where that is long; else empty."""
+    silent_for = now - job.progress.at
+    if job.static or job.state is not JobState.RUNNING or not job.progress.at or silent_for < _SILENT_SECONDS:
+        return ""
+    return f"its coordinator has not reported for {duration(silent_for)}; what is shown is its last report"
 
 
 def remark_on_tasks(tasks: Iterable[Task]) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_health import DaemonHealth
-from dl2d.cli.job_summary import as_of_now, job_json, remark_on, remark_on_tasks, why_of
+from dl2d.cli.job_summary import as_of_now, job_json, remark_on, remark_on_silence, remark_on_tasks, why_of
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import (
     console,
@@ -227,7 +227,7 @@ def _row(line: JobStatus, now: float, suspended: str) -> tuple[str | Text, ...]:
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),
-        "; ".join(filter(None, (suspended, why_of(line)))),
+        "; ".join(filter(None, (remark_on_silence(job, now), suspended, why_of(line)))),
     )
 
 

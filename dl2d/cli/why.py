@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.job_summary import allocation_json, as_of_now, job_json, remark_on, remark_on_tasks, why_of
+from dl2d.cli.job_summary import (
+    allocation_json,
+    as_of_now,
+    job_json,
+    remark_on,
+    remark_on_silence,
+    remark_on_tasks,
+    why_of,
+)
 from dl2d.cli.job_views_from_store_or_api import job_source
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.recompute_decision import Recomputed, recompute
@@ -96,6 +104,8 @@ def _text(seen: WhyView, answers: Sequence[Answer], now: float) -> list[str]:
         lines.append(f"  trains with  {progress.workers}w+{progress.ps}ps, epoch {progress.epoch:.2f}")
     if remark := remark_on(job):
         lines.append(f"  epochs       {remark}")
+    if remark := remark_on_silence(job, now):
+        lines.append(f"  silent       {remark}")
     if remark := remark_on_tasks(tasks):
         lines.append(f"  suspended    {remark}")
     if not answers:

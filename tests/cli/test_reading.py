@@ -51,6 +51,20 @@ def test_status_lists_what_has_not_ended_in_submit_order(dl2d: Dl2d, recorded: R
     assert "has its maximum of 4w+4ps" in lines[2]
 
 
+def reported_now(recorded: Recorded, job: JobKey) -> None:
+    store = recorded.world.store
+    store.report_progress(job, replace(store.job(job).progress, at=time.time()))
+
+
+def test_a_coordinator_that_does_not_report_is_told(dl2d: Dl2d, recorded: Recorded):
+    silent = "its coordinator has not reported for "
+    reported_now(recorded, recorded.second)
+    text = dl2d("status", "-c", recorded.config).out
+    assert [silent in line for line in text.splitlines()[1:]] == [True, False, False]
+    assert silent in line_of(dl2d("why", "first", "-c", recorded.config).out, "silent")
+    assert silent not in dl2d("why", "second", "-c", recorded.config).out
+
+
 def test_names_are_shown_as_they_are_and_nothing_is_cut(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("status", "-c", recorded.config)
     assert "[bold]huge[/bold]" in ran.out
@@ -151,6 +165,7 @@ def test_ended_jobs_of_the_last_day_are_shown_on_demand(dl2d: Dl2d, recorded: Re
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_narrow_terminal_keeps_names_and_reasons(recorded: Recorded, width: int):
+    reported_now(recorded, recorded.first)
     near, far = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(width), "LINES": "40", "NO_COLOR": "1", "TERM": "dumb"}
     with subprocess.Popen(
