@@ -182,7 +182,7 @@ def test_tasks_have_what_the_user_gave_to_sbatch_for_the_anchor(real: Real, mana
     task = msgspec.structs.replace(alices(real, FOREVER), job=JobKey("lab", anchor, 1), owner=owner)
     handle = manager.submit(task)
     shown = real.cluster.run("scontrol", "show", "job", handle).stdout
-    assert re.search(r" TimeLimit=00:2[78]:00 ", shown)
+    assert re.search(r" TimeLimit=00:(29|30):00 TimeMin=00:2[78]:00", shown)
     for words in ("Partition=small", "Nice=7", "ExcNodeList=n[2,4]"):
         assert f"{words} " in f"{shown} ".replace("\n", " ")
     with pytest.raises(ResourceManagerError, match="Invalid node name"):
