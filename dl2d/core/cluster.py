@@ -302,15 +302,16 @@ class Snapshot:
 def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:
     """Jobs by submit time, then id; the order in which ties are broken everywhere.
 
-    Ids that are numbers compare as numbers, so that 9 comes before 10.
+    Ids that are numbers compare as numbers, so that 9 comes before 10; so do those of a job array's elements (12_9).
     """
     return tuple(sorted(jobs, key=lambda job: submit_order(job.key)))
 
 
-def submit_order(key: JobKey) -> tuple[int, tuple[int, int, str], str]:
+def submit_order(key: JobKey) -> tuple[int, tuple[int, tuple[int, ...], str], str]:
     """Sort key of a job: submit time, then id, numbers before words and by value, then cluster."""
     return (key.submitted, _natural(key.id), key.cluster)
 
 
-def _natural(text: str) -> tuple[int, int, str]:
-    return (0, int(text), "") if text.isdecimal() else (1, 0, text)
+def _natural(text: str) -> tuple[int, tuple[int, ...], str]:
+    parts = text.split("_")
+    return (0, tuple(map(int, parts)), "") if all(part.isdecimal() for part in parts) else (1, (), text)

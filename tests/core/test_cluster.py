@@ -101,7 +101,10 @@ def test_submit_order_is_by_time_then_by_number_then_by_cluster() -> None:
         JobKey("a", "9", 5),
         JobKey("b", "9", 5),
         JobKey("a", "10", 5),
-        JobKey("a", "10_1", 5),
+        JobKey("a", "10_9", 5),
+        JobKey("a", "10_10", 5),
+        JobKey("a", "11", 5),
+        JobKey("a", "10_x", 5),
         JobKey("a", "abc", 5),
         JobKey("a", "1", 6),
     ]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.cluster import Node
+from dl2d.core.cluster import Node, submit_order
 from dl2d.core.error_wording import did_you_mean, printable, shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import (
@@ -32,7 +32,7 @@ from dl2d.core.input_validation import (
     read,
     to_plain,
 )
-from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobRequest, Owner
+from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobRequest, Owner
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.speeds.model_profiles import load_profile
 from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
@@ -331,12 +331,7 @@ def _parse(given: object, where: str) -> Workload:
 
 def ordered(jobs: Iterable[SimulatedJob]) -> tuple[SimulatedJob, ...]:
     """Jobs by slot and id, as ``dl2d.core.cluster.in_submit_order`` has them: 9 before 10, numbers before names."""
-
-    def place(job: SimulatedJob) -> tuple[int, bool, int, str]:
-        number = job.id.isdecimal()
-        return job.submit_slot, not number, int(job.id) if number else 0, job.id
-
-    return tuple(sorted(jobs, key=place))
+    return tuple(sorted(jobs, key=lambda job: (submit_order(JobKey("", job.id, job.submit_slot)), job.id)))
 
 
 def _in_order(

@@ -80,9 +80,9 @@ def test_progress_is_speed_times_slot_over_epoch() -> None:
 
 
 def test_jobs_come_in_submit_order_then_by_id() -> None:
-    slots = {"10": 1, "9": 1, "b": 1, "a": 1, "z": 0, "2": 5}
+    slots = {"10_10": 1, "10_9": 1, "10": 1, "9": 1, "b": 1, "a": 1, "z": 0, "2": 5}
     read = read_workload(workload(*(job(id=name, submit_slot=slot) for name, slot in slots.items())))
-    assert [each.id for each in read.jobs] == ["z", "9", "10", "a", "b", "2"]
+    assert [each.id for each in read.jobs] == ["z", "9", "10", "10_9", "10_10", "a", "b", "2"]
 
 
 def test_the_scheduler_is_told_what_was_declared() -> None:
