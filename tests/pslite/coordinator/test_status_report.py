@@ -7,7 +7,7 @@ import math
 import pytest
 from coordinator.jobs import JOINED, job, spec
 
-from pslite.coordinator import status_report
+from pslite.coordinator import checkpoints_and_rollback, status_report
 from pslite.job.job_spec import Part, Segment, Sum
 from pslite.job.job_status import Cause, PlanReport, Suspension
 from pslite.job.member_measurements import ResizeSteps
@@ -53,6 +53,20 @@ def test_the_speed_is_measured_anew_when_the_version_has_gone_back(clock):
         status_report.heartbeat(a_job, a_job.state.members["worker-0"], Beat(version=version))
         speeds.append(status_report.report(a_job).steps_per_second)
     assert speeds == [None, None, pytest.approx(1.0), pytest.approx(1.5)]
+
+
+def test_a_member_that_was_lost_before_the_job_went_back_reports_no_progress(clock):
+    """Its heartbeats may be read late: where the coordinator was stopped for a while, or the member was."""
+    clock(1.0)
+    a_job, _ = job(["worker-0", "worker-1", "ps-0"], plan=("worker-0", "worker-1", "ps-0"))
+    members = dict(a_job.state.members)
+    for each in members.values():
+        each.prepared = True
+    a_job.give_up(members["worker-0"], "died")
+    checkpoints_and_rollback.go_back(a_job, "ps-0 died")
+    status_report.heartbeat(a_job, members["worker-0"], Beat(version=1539, samples=20, loss=1.0))
+    told = status_report.report(a_job)
+    assert (told.version, told.loss, told.epoch) == (0, None, 0.0)
 
 
 def test_heartbeats_of_several_members_at_one_moment_give_no_speed(clock):

@@ -11,11 +11,12 @@ from pslite.net.messages import AskSamples, AssignSamples
 def assign(job: Job, member: MemberState, message: AskSamples) -> None:
     """Answer a worker, once the log has the answer; a question that it repeats is answered as before.
 
-    One that is about to join a job under way gets a sample that does not count, as its first step does not.
+    One that is about to join a job under way gets a sample that does not count, as its first step does not; so does one
+    of the time before the job went back.
     """
     record = job.step_record
     answer = record.answers.get(member.task)
-    if job.state.plan is not None and member.state == "joined":
+    if member.outdated or (job.state.plan is not None and member.state == "joined"):
         answer = AssignSamples(number=message.number, samples=NOT_COUNTED)
     elif answer is None or answer.number != message.number:
         assigner = record.assigners.setdefault((message.dataset, message.samples), SampleAssigner(message.samples))

@@ -32,8 +32,8 @@ def heartbeat(job: Job, member: MemberState, message: Beat) -> None:
     """Answer a heartbeat, and take the progress that it reports."""
     state = job.state
     member.channel.send_now(Alive())
-    if not state.takes_part(member):
-        return
+    if member.outdated or not state.takes_part(member):
+        return  # what it says of a run before the job went back was perhaps said long ago
     member.steps = message.steps or member.steps
     job.balance.note(member.task, message.pace, message.steps)
     if message.resize is not None:
