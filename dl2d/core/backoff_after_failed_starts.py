@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 #: Maximum seconds between two attempts to start a job's tasks.
 MAX_BACKOFF_SECONDS: Final = 600.0
@@ -11,6 +11,10 @@ MAX_BACKOFF_SECONDS: Final = 600.0
 def doubled(seconds: float, failures: int, most: float) -> float:
     """A delay that is ``seconds`` after the first failure in a row, and twice as long after each further one."""
     return min(seconds * 2.0 ** min(max(failures - 1, 0), 30), most)
+
+
+#: Which field of ``StartFailures`` counts an attempt.
+AttemptKind = Literal["attempts", "from_outside", "not_counted"]
 
 
 class StartFailures(NamedTuple):
@@ -30,13 +34,10 @@ class StartFailures(NamedTuple):
     #: training, or the start of its anchor ended with an error of the daemon's machine.
     not_counted: int = 0
 
-    def after(
-        self, last: str, at: float, *, attempts: int = 0, from_outside: int = 0, not_counted: int = 0
-    ) -> StartFailures:
-        """With one attempt more, which ended like this."""
-        return StartFailures(
-            self.attempts + attempts, last, at, self.from_outside + from_outside, self.not_counted + not_counted
-        )
+    def after(self, kind: AttemptKind, last: str, at: float) -> StartFailures:
+        """These failures and one more attempt, which ended as ``last`` says."""
+        count: dict[str, Any] = {kind: getattr(self, kind) + 1}
+        return self._replace(last=last, at=at, **count)
 
     @property
     def counted(self) -> int:

@@ -133,13 +133,13 @@ _MIN_COUNTED_DOWN = 4_000_000_000
 
 
 class Claimant(NamedTuple):
-    """A waiting job of the resource manager that gets room."""
+    """A waiting job of the resource manager for which room is made, or free room is kept."""
 
     handle: str
     user: str
     priority: int
-    #: Whether tasks leave, or move, so that it has room; otherwise room that is free is kept for it.
-    makes_room: bool = True
+    #: Whether tasks leave or move so that it has room.
+    tasks_leave: bool = True
 
     @property
     def text(self) -> str:
@@ -173,7 +173,7 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
         if (claimant := self.claimant) is None:
             return f"the site keeps {count} of {self.handle} free: {names}"
-        what = "room made" if claimant.makes_room else "free room is kept"
+        what = "room made" if claimant.tasks_leave else "free room is kept"
         return f"{what} for {claimant.text} on {count}: {names}"
 
 
@@ -222,7 +222,8 @@ class SharedLimit:
     most: tuple[tuple[str, int], ...]
     #: The limit in words: ``jobs of ann may hold gpu=4 together``.
     text: str
-    #: The first waiting jobs for which these jobs give up what they have beyond it; without any they keep that.
+    #: The first of the waiting jobs for which these jobs give up what they have beyond the limit. Where it is empty,
+    #: they keep that.
     makes_room_for: tuple[Claimant, ...] = ()
 
 

@@ -63,7 +63,7 @@ class Reason:
     shortfalls: tuple[Shortfall, ...] = ()
     #: The softer rule of the guard that does not hold because of this one; None where all rules hold.
     gave_way: Constraint | None = None
-    #: Of ``Constraint.CLAIM`` the waiting jobs that the text names. (Slots that older versions stored have none.)
+    #: Waiting jobs that the text names, if the constraint is ``CLAIM``; empty in slots of earlier versions.
     claimants: tuple[Claimant, ...] = ()
 
 

@@ -84,6 +84,11 @@ class Allocation(NamedTuple):
         """Number of tasks of one role."""
         return self.workers if role is Role.WORKER else self.ps if role is Role.PS else 1
 
+    @property
+    def tasks(self) -> int:
+        """Number of tasks of both roles."""
+        return self.workers + self.ps
+
     def common(self, other: Allocation) -> Allocation:
         """The tasks that both have."""
         return Allocation(min(self.workers, other.workers), min(self.ps, other.ps))

@@ -51,7 +51,7 @@ def amounts_with_tasks(demand: Resources, tasks: int) -> tuple[tuple[str, int], 
 
 def amounts_of_size(request: JobRequest, size: Allocation) -> tuple[tuple[str, int], ...]:
     """What so many tasks of a job take of limits."""
-    return amounts_with_tasks(request.demand_of(size), size.workers + size.ps)
+    return amounts_with_tasks(request.demand_of(size), size.tasks)
 
 
 class LimitRoom:

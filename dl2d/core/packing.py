@@ -37,7 +37,7 @@ _Step = tuple[Sequence[int], NodeClass, Vector, _Kind | None]
 
 
 def job_demand(request: JobRequest, size: Allocation, nodes: frozenset[str] | None) -> JobDemand:
-    """What decides whether nodes have room for so many tasks of a job: of jobs with equal demands one is examined."""
+    """Key of all that decides whether nodes have room for so many tasks of a job: of equal ones, one is examined."""
     return request.worker, request.ps, size, nodes
 
 

@@ -183,8 +183,8 @@ class GrowthLimit:
     floors_may_exceed: bool = False
     #: Handles of the jobs among ``RmListing.limit_claims`` for which it holds as well.
     waiting: frozenset[str] = frozenset()
-    #: The first waiting jobs for which jobs that have more than they may give that up, down to their floors; without
-    #: any they keep what they have.
+    #: The first of the waiting jobs for which jobs that have more than they may give that up, down to their floors.
+    #: Where it is empty, they keep what they have.
     makes_room_for: tuple[Claimant, ...] = ()
 
     def allows(self, demand: Resources, tasks: int) -> bool:
@@ -293,8 +293,8 @@ class RmListing:
     #: Jobs that wait for room beside dl2d's: on nodes, and in a limit (``GrowthLimit.waiting``).
     claims: tuple[Claim, ...] = ()
     limit_claims: tuple[Claim, ...] = ()
-    #: Handles of anchors for whose tasks the manager may end or suspend running jobs (preemption), on nodes that they
-    #: may use: these nodes show no room for them, and yet such a task would start if it waited in the queue.
+    #: Handles of anchors for whose tasks the manager may end or suspend running jobs (preemption) on a node that they
+    #: may use. That node shows no room, but a task that waits in the manager's queue would start there.
     may_preempt: frozenset[str] = frozenset()
 
 

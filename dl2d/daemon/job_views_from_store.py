@@ -249,7 +249,7 @@ def _own_reason(reason: Reason, user: str) -> Reason:
         return reason
     text = _OTHER_TEXTS.get(reason.constraint, str(reason.constraint))
     if reason.constraint is Constraint.CLAIM:
-        what = "room made" if any(claimant.makes_room for claimant in reason.claimants) else "free room is kept"
+        what = "room made" if any(claimant.tasks_leave for claimant in reason.claimants) else "free room is kept"
         jobs = [claimant.handle for claimant in reason.claimants if claimant.user == user]
         others = " and others" if len(jobs) < len(reason.claimants) else ""
         whom = f"your job {', '.join(jobs)}{others}" if jobs else "a job of the resource manager"

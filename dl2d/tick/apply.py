@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 from msgspec import structs
 
-from dl2d.core.backoff_after_failed_starts import StartFailures
+from dl2d.core.backoff_after_failed_starts import AttemptKind, StartFailures
 from dl2d.core.cluster import ANCHOR, TaskState, task_tag
 from dl2d.core.errors import (
     MachineFault,
@@ -92,7 +92,7 @@ def _with_few_of_unanswered(
 
 
 def may_submit_more(context: Context, begin: float) -> bool:
-    """Whether a tick that has submitted since ``begin`` may go on: it has time left, and the manager takes more now."""
+    """Whether a tick that has submitted since ``begin`` has time left, and the resource manager takes more now."""
     in_time = context.timer() - begin < context.submit_seconds
     return in_time and (context.start_allowance is None or context.start_allowance().tasks > 0)
 
@@ -161,8 +161,8 @@ def start_anchors(
             continue
         answer = _start_anchor(context, job, at)
         if isinstance(answer, StartFailed):
-            is_fault = isinstance(answer, MachineFault)
-            counted[job.key] = known.after(str(answer), at, attempts=not is_fault, not_counted=is_fault)
+            kind: AttemptKind = "not_counted" if isinstance(answer, MachineFault) else "attempts"
+            counted[job.key] = known.after(kind, str(answer), at)
         elif not isinstance(answer, Unavailable):
             counted.pop(job.key, None)
         if isinstance(answer, Unavailable) or context.timer() - begin >= context.submit_seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dl2d.core.backoff_after_failed_starts import StartFailures
+from dl2d.core.backoff_after_failed_starts import AttemptKind, StartFailures
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, JobKey
 from dl2d.core.store import TaskChange
@@ -50,11 +50,10 @@ def count_failures(
             found = not_counted if is_preempted else from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
     for key, reason in (not_counted | from_outside | ended).items():
-        by_itself, by_others = (key in found and key not in confirmed for found in (ended, from_outside))
-        counted[key] = counted.get(key, NO_FAILURES).after(
-            reason, at, attempts=by_itself, from_outside=by_others and not by_itself,
-            not_counted=not (by_itself or by_others),
-        )  # fmt: skip
+        kind: AttemptKind = "not_counted"
+        if key not in confirmed and key in (ended.keys() | from_outside.keys()):
+            kind = "attempts" if key in ended else "from_outside"
+        counted[key] = counted.get(key, NO_FAILURES).after(kind, reason, at)
     return counted
 
 
@@ -104,8 +103,6 @@ def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at
         known = counted.get(failure.job, NO_FAILURES)
         is_new = known.at < at or not known.in_a_row
         if failure.refused and is_new:
-            counted[failure.job] = known.after(
-                f"{failure.what}: {failure.error}", at,
-                attempts=failure.never_starts, not_counted=not failure.never_starts,
-            )  # fmt: skip
+            kind: AttemptKind = "attempts" if failure.never_starts else "not_counted"
+            counted[failure.job] = known.after(kind, f"{failure.what}: {failure.error}", at)
     return counted

@@ -124,7 +124,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
 
     It has the mode, the number of the canary, the jobs, the capacity and state of the nodes, failed attempts to start
     tasks, silent coordinators, jobs whose next start has to wait, the tasks of static jobs, the policy that is set
-    aside, the nodes that jobs may use which are not static, and the limits that were learned from refusals.
+    aside, the nodes that elastic jobs may use, and the limits that were learned from refusals.
 
     The limits that the resource manager lists (``RmListing.growth_limits``) are not in it, since they come and go
     with tasks that start and with jobs of others. Growth keeps to those of the time of the decision until the slot
@@ -139,7 +139,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
     # ``hash`` differs from process to process, but the state with the digest is not kept beyond the process.
-    # Another scheduler's reasons, which say where its jobs may start, change with each of its passes.
+    # For static jobs they have the reasons of another scheduler, which change with each of its passes.
     may_use = [
         (each.jobs, each.reason, hash(each.nodes)) for each in snapshot.node_sets if not static.issuperset(each.jobs)
     ]

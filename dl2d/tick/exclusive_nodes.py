@@ -37,13 +37,13 @@ def with_whole_nodes(live: LiveJobs, listing: RmListing) -> tuple[LiveJobs, RmLi
     tasks = tuple(
         structs.replace(task, demand=task.demand + (_WHOLE if task.job in whole else _PART)) for task in live.tasks
     )
-    given = held_by_handle(live.jobs, listing)
+    listed = held_by_handle(live.jobs, listing)
     #: What tasks that run hold by the listing, and what of ``WHOLE_NODE`` they hold, by node.
     held: dict[str, list[Resources]] = defaultdict(list)
     more: dict[str, list[Resources]] = defaultdict(list)
     for task in live.tasks:
-        if task.handle in given:
-            held[task.node].append(given[task.handle] if given[task.handle].thousandths else task.demand)
+        if task.handle in listed:
+            held[task.node].append(listed[task.handle] if listed[task.handle].thousandths else task.demand)
             more[task.node].append(_WHOLE if task.job in whole else _PART)
     # No other job is on a node of a task that has it to itself; it may still be ending there.
     to_themselves = {task.node for task in live.tasks if task.job in whole}

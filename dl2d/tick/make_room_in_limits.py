@@ -145,8 +145,8 @@ def make_room_in_limits(
 ) -> tuple[tuple[GrowthLimit, ...], LimitHistory]:
     """The listing's limits with room for jobs that wait for them, and the next history. ``now``: on a monotonic clock.
 
-    Silent jobs keep their tasks. Elastic jobs that have nothing do not come before a waiting
-    job if they are silent or ``backing_off``, or if the policy has ``proposed`` nothing for them last.
+    Silent jobs keep their tasks. Elastic jobs that have nothing do not come before a waiting job if they are silent or
+    ``backing_off``, or if the policy has ``proposed`` nothing for them last.
     """
     if listing.incomplete or not (listing.limit_claims or history.held):
         return listing.growth_limits, history
@@ -376,7 +376,7 @@ class _LimitWithClaims:
         for key in self._givers:
             asked.update(self._asked[key])
         claimants = [Claimant(claim.handle, claim.user, claim.priority) for claim in self._for]
-        by_text = {claimant.text: claimant for claimant in claimants}  # tasks of a job array once
+        by_text = {claimant.text: claimant for claimant in claimants}  # names tasks of a job array once
         yield GrowthLimit(
             frozenset(self.anchors[key] for key in self._givers),
             {name: (asked[name] - given) / 1000 for name, given in self._given.items()},

@@ -21,10 +21,11 @@ SILENT_HEARTBEATS: Final = 3
 
 
 class Silence(NamedTuple):
-    """Why a job keeps what it has: nothing is known of its coordinator, or that admits no tasks."""
+    """Why a job keeps what it has; most often its coordinator is silent, or admits no tasks."""
 
     cause: str
-    #: Whether its anchor holds resources but does not execute. The user is told so even if nothing would change.
+    #: Whether its anchor holds resources but does not execute. This is a reason also where the policy would not change
+    #: the job's size.
     not_executing: bool = False
 
 

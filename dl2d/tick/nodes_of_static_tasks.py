@@ -12,12 +12,14 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.resources import Resources
 
 
-def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: Iterable[Node]) -> tuple[Task, ...]:
-    """The tasks; those of ``static`` jobs are moved among the nodes of their job, where a node has less in use.
+def fitted_to_node_use(tasks: Iterable[Task], static: Collection[JobKey], nodes: Iterable[Node]) -> tuple[Task, ...]:
+    """The tasks, with those of ``static`` jobs changed so that the tasks on a node hold no more than it has in use.
 
-    Stored tasks are spread evenly. Were more of them on a node than its use allows, and fewer on another, a packing
-    would take the remainder there for what others hold, and would not have room for the sizes that jobs have. Where
-    more than is in use is left on a node, its tasks are shown to hold less.
+    The store has them spread evenly over the nodes of their job. Where they hold more than a node has in use, they are
+    moved to other nodes of the job that have more in use than their tasks hold. If none has, they hold less.
+
+    Otherwise a packing would take the surplus of the other nodes for what others hold, and jobs would not fit with the
+    sizes that they have.
     """
     tasks, used = tuple(tasks), {node.name: node.used for node in nodes}
     rooms: dict[str, list[Resources]] = defaultdict(list)
@@ -26,6 +28,14 @@ def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: 
     held = {name: Resources.total(rooms[name]) for name in rooms.keys() | used.keys()}
     if all(held[name].fits_in(amount) for name, amount in used.items()):
         return tasks
+    moved = _moved(tasks, static, held, used)
+    return tuple(_within(task, held, used) if task.job in static else task for task in moved)
+
+
+def _moved(
+    tasks: Iterable[Task], static: Collection[JobKey], held: dict[str, Resources], used: Mapping[str, Resources]
+) -> list[Task]:
+    """The tasks, those of static jobs on other nodes of their job where these have room for them; changes ``held``."""
     of_job: dict[JobKey, set[str]] = defaultdict(set)
     for task in tasks:
         if task.node in used and task.job in static:
@@ -39,11 +49,11 @@ def as_nodes_are_used(tasks: Iterable[Task], static: Collection[JobKey], nodes: 
             held[task.node] = held[task.node].minus(room)
             held[node] += room
         found.append(task if node == task.node else structs.replace(task, node=node))
-    return tuple(_within(task, held, used) if task.job in static else task for task in found)
+    return found
 
 
 def _within(task: Task, held: Mapping[str, Resources], used: Mapping[str, Resources]) -> Task:
-    """The task, holding its share of what its node has in use where the tasks there would hold more."""
+    """The task; with its share of what its node has in use, if the tasks there hold more than that."""
     if task.node not in used or held[task.node].fits_in(used[task.node]):
         return task
     have, most = dict(held[task.node].thousandths), dict(used[task.node].thousandths)

@@ -21,7 +21,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.allocated_resources import with_given
 from dl2d.tick.avoided_nodes import node_sets
-from dl2d.tick.nodes_of_static_tasks import as_nodes_are_used
+from dl2d.tick.nodes_of_static_tasks import fitted_to_node_use
 
 #: Number of kinds without a live job whose speeds are read too, for policies that compare single jobs with their kind:
 #: a job whose user named the wrong model type may be of a kind that has no live job.
@@ -31,9 +31,6 @@ _OTHER_KINDS = 8
 NO_NODES: Final = "it has no nodes"
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
 _REPLACE_SECONDS: Final = 300.0
-#: A job whose anchor reaches its time limit sooner gets no more tasks: one takes up to a minute to start, and needs
-#: time to join and to train.
-MIN_USEFUL_SECONDS: Final = 120.0
 #: Tasks and anchors whose time limits differ by no more count as ending together. Largest difference that the Slurm
 #: plug-in makes (``bf_resolution`` up to 300 s + 60 s + rounding to minutes).
 SAME_END_SECONDS: Final = 420.0
@@ -62,8 +59,8 @@ class Observed:
 def observe(store: TickStore, manager: ResourceManager, ended_since: float | None, *, acts: bool) -> Observed:
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
-    A listing without nodes is incomplete: tasks run on some. Where dl2d does not act (``acts``), policies decide on
-    static jobs, and those that wait are no claims: else each would find its own room taken.
+    A listing without nodes is incomplete: tasks run on some. If dl2d does not act (``acts``), policies decide on static
+    jobs. Then those that wait are not listed as claims, too, or each would find the room that it needs claimed.
 
     Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
@@ -78,6 +75,7 @@ def observe(store: TickStore, manager: ResourceManager, ended_since: float | Non
 
 
 def _without_claims_of_static_jobs(listing: RmListing) -> RmListing:
+    """The listing without claims whose handle is that of a static job, or its id for users."""
     static = {handle for job in listing.jobs if job.static is not None for handle in (job.handle, job.shown_id)}
     claims, limit_claims = (
         tuple(claim for claim in claims if claim.handle not in static)
@@ -87,9 +85,9 @@ def _without_claims_of_static_jobs(listing: RmListing) -> RmListing:
 
 
 def without_ending(static: LiveJobs, listing: RmListing) -> LiveJobs:
-    """The static jobs but those that the resource manager is ending: no decision is about them.
+    """Static jobs without those that the resource manager is ending, on which nothing is decided.
 
-    What they still hold counts as used by others.
+    What these still hold counts as used by others.
     """
     ending = {job.handle for job in listing.jobs if job.state is RmJobState.ENDING}
     keys = {job.key for job in static.jobs if job.anchor in ending}
@@ -148,7 +146,7 @@ def take_snapshot(
         for node in listing.nodes
     ) + _unlisted_nodes(listing, tasks)
     if static := {job.key for job in jobs_given if job.static}:
-        tasks = as_nodes_are_used(tasks, static, nodes)
+        tasks = fitted_to_node_use(tasks, static, nodes)
     schedulable = tuple(job for job in jobs_given if job.state in (JobState.READY, JobState.RUNNING))
     just_started = _static_jobs_started_now(schedulable, tasks, listing.at)
     jobs = in_submit_order([_as_shown(job, listing.at, just_started=job.key in just_started) for job in schedulable])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,6 +10,8 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, JobState
+from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.tick.apply import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_postponements
 from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
@@ -18,9 +20,9 @@ from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
 
-#: Maximum number of coordinators in a tick. Slurm takes three commands for each.
+#: Maximum number of coordinators in a tick. Each takes three commands on Slurm.
 _MAX_PER_TICK: Final = 32
-#: Why other jobs without tasks get none meanwhile.
+#: Why other jobs without tasks get none in a tick that puts coordinators back.
 _ROOM_FOR_ANOTHER: Final = Silence(
     "coordinators are going back into the resource manager's queue so that another job has room"
 )
@@ -32,9 +34,9 @@ def postpone_coordinators(
     """Put idle coordinators back into the queue, or have them start sooner; the state after that, and the next history.
 
     None is put back for jobs that are ``held_back`` (``long_waiting_jobs``). What the resource manager refuses is not
-    asked for again. Where it does not answer, the tick goes on without it, and a later one asks. A tick asks for
-    ``_MAX_PER_TICK`` at most, and for no more than the limits on starts allow; the next ones ask for the others. In a
-    tick that puts back any, no other job without tasks gets some.
+    asked for again. What is left when it does not answer, after ``_MAX_PER_TICK``, or when the limits on starts are
+    reached, the next ticks ask for; the round (``IdleHistory.rounds``) counts only when all of it was asked for. In a
+    tick with coordinators to put back, jobs without tasks get none, except the beneficiary.
     """
     postpone, guard_state, earlier = context.postpone, reconciled.guard_state, history
     if postpone is None or reconciled.listing.incomplete:
@@ -57,31 +59,9 @@ def postpone_coordinators(
         *((each.job.key, each.anchor, each.seconds) for each in found.leaving),
         *((key, anchor, 0.0) for key, anchor in found.returning),
     ]
-    refused, not_asked, begin = set[JobKey](), set[JobKey](), context.timer()
-    rounds = earlier.rounds if earlier.beneficiary == history.beneficiary else 0
-    for number, (key, anchor, seconds) in enumerate(requests, 1):
-        if number > _MAX_PER_TICK or not may_submit_more(context, begin):
-            not_asked = {key for key, _, _ in requests[number - 1 :]}
-            break
-        try:
-            postpone(anchor.identity, seconds)
-        except Unavailable as error:
-            log.warning("the resource manager does not answer", handle=anchor.handle, error=str(error))
-            not_asked = {key for key, _, _ in requests[number:]}
-            break
-        except ResourceManagerError as error:
-            log.error("the resource manager does not postpone a coordinator", handle=anchor.handle, error=str(error))
-            refused.add(key)
-            continue
-        if key in noted:
-            log.info("coordinator put back into the queue", job=key.id, handle=anchor.handle, seconds=seconds,
-                     reason=noted[key].reason)  # fmt: skip
-        else:
-            log.info("coordinator may start now", job=key.id, handle=anchor.handle)
-    else:  # The round counts only when all of it was asked for.
-        rounds = history.rounds
-    history = replace(history, rounds=rounds)
-    stay = noted.keys() & (refused | not_asked)
+    refused, all_asked, left = _ask(context, postpone, requests, noted)
+    rounds = history.rounds if all_asked else earlier.rounds if earlier.beneficiary == history.beneficiary else 0
+    stay = noted.keys() & (refused | left)
     if stay:
         kept = {key: why for key, why in guard_state.postponed.items() if key not in stay}
         guard_state = replace(guard_state, postponed=kept)
@@ -95,5 +75,37 @@ def postpone_coordinators(
                 silent.setdefault(key, _ROOM_FOR_ANOTHER)
     return (
         replace(reconciled, guard_state=guard_state, silent=silent),
-        replace(history, refused=history.refused | refused),
+        replace(history, rounds=rounds, refused=history.refused | refused),
     )
+
+
+def _ask(
+    context: Context,
+    postpone: Callable[[RmIdentity, float], None],
+    requests: Sequence[tuple[JobKey, RmJob, float]],
+    noted: Mapping[JobKey, Postponement],
+) -> tuple[set[JobKey], bool, set[JobKey]]:
+    """Ask the resource manager to start each anchor in so many seconds at the earliest.
+
+    Returns the jobs for which it refused that, whether it was asked and answered for all, and those for which it was
+    not asked. Where it does not answer, it may have done what was asked. ``noted`` are those that are put back.
+    """
+    refused, begin = set[JobKey](), context.timer()
+    for number, (key, anchor, seconds) in enumerate(requests):
+        if number >= _MAX_PER_TICK or not may_submit_more(context, begin):
+            return refused, False, {key for key, _, _ in requests[number:]}
+        try:
+            postpone(anchor.identity, seconds)
+        except Unavailable as error:
+            log.warning("the resource manager does not answer", handle=anchor.handle, error=str(error))
+            return refused, False, {key for key, _, _ in requests[number + 1 :]}
+        except ResourceManagerError as error:
+            log.error("the resource manager does not postpone a coordinator", handle=anchor.handle, error=str(error))
+            refused.add(key)
+            continue
+        if key in noted:
+            log.info("coordinator put back into the queue", job=key.id, handle=anchor.handle, seconds=seconds,
+                     reason=noted[key].reason)  # fmt: skip
+        else:
+            log.info("coordinator may start now", job=key.id, handle=anchor.handle)
+    return refused, True, set()

@@ -28,14 +28,7 @@ from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.exclusive_nodes import with_whole_nodes
 from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
 from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, Silence, has_called, update_calling_since
-from dl2d.tick.observe import (
-    MIN_USEFUL_SECONDS,
-    LiveJobs,
-    Observed,
-    live_jobs,
-    take_snapshot,
-    without_ending,
-)
+from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot, without_ending
 from dl2d.tick.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
@@ -56,13 +49,15 @@ _NOT_EXECUTING_PERIODS: Final = 2
 #: How long an anchor that is not listed counts as running while its coordinator reports: coordinators can be started
 #: outside of their batch jobs. After that, accounting is asked how the anchor ended.
 _CALLING_SECONDS: Final = 600.0
+#: A job whose anchor reaches its time limit sooner gets no more tasks: one takes up to a minute to start, and needs
+#: time to join and to train.
+_MIN_USEFUL_SECONDS: Final = 120.0
 
-
-#: Why a job gets no tasks whose coordinator is put back into the resource manager's queue (``idle_coordinators``).
+#: Why a job gets no tasks if its coordinator is put back into the resource manager's queue (``idle_coordinators``).
 LEAVES_FOR_OTHERS: Final = Silence(
     "its coordinator is being put back into the resource manager's queue so that another job has room"
 )
-#: Why a job gets none that is ``starting``.
+#: Why a ``starting`` job gets no other tasks.
 _STARTS_FROM_QUEUE: Final = Silence("others of its first tasks wait in the resource manager's queue")
 #: How long the resource manager may take to list a requested requeue.
 _LEAVING_SECONDS: Final = 300.0
@@ -82,8 +77,8 @@ class Reconciled:
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
     #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
-    #: was ended from outside or says that its training is done, an anchor that is ending, suspended, close to its time
-    #: limit or not listed any more, or they are ``starting``.
+    #: was ended from outside, says that its training is done or is put back into the queue, an anchor that is ending,
+    #: suspended, close to its time limit or not listed any more, or they are ``starting``.
     silent: Mapping[JobKey, Silence]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -425,7 +420,7 @@ def _silence_of(
     calling: Collection[JobKey],
     at: float,
 ) -> Silence | None:
-    """Why a job keeps what it has: nothing is known of its coordinator, or it admits no tasks, or ends soon."""
+    """Why a job keeps what it has: its coordinator is silent, or admits no tasks, or ends soon; None if none holds."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
@@ -436,8 +431,8 @@ def _silence_of(
         return Silence("the resource manager is ending its anchor")
     if anchor is not None and anchor.not_executing:
         return Silence("its anchor is suspended, or its nodes are being prepared", not_executing=True)
-    if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < MIN_USEFUL_SECONDS:
-        return Silence(f"its batch job reaches its time limit in less than {MIN_USEFUL_SECONDS / 60:g} minutes")
+    if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < _MIN_USEFUL_SECONDS:
+        return Silence(f"its batch job reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
     if tag in calling_unlisted:
         return Silence("the resource manager does not list its anchor, whose coordinator still reports")
     return None if job.key in calling else Silence("its coordinator is silent")

@@ -167,7 +167,7 @@ class _Sum:
             for name, amount in demand.thousandths:
                 self.total[name] += sign * count * amount
         if TASKS in self.limit:
-            self.total[TASKS] += sign * 1000 * (allocation.workers + allocation.ps)
+            self.total[TASKS] += sign * 1000 * allocation.tasks
 
     def exceeded(self) -> set[str]:
         """Resources of which the sum is more than its bound."""
@@ -360,7 +360,7 @@ def _keep_minimum_sizes(
             or each.reserved.covers(smallest)
         ):
             continue
-        starts = sum(smallest.beyond(held))
+        starts = smallest.beyond(held).tasks
         if rules.churn and starts > starts_left and (held != NOTHING or starts_left < rules.churn):
             continue
         alike = request.worker, request.ps, smallest, each.given, *map(id, each.sums)
@@ -469,10 +469,10 @@ def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, s
     started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
-    starts_kept = sum(sum(each.minimum.beyond(each.entry.previous)) for each in job_limits)
+    starts_kept = sum(each.minimum.beyond(each.entry.previous).tasks for each in job_limits)
     for each in job_limits:
         held = each.entry.previous
-        starts_kept -= sum(each.minimum.beyond(held))
+        starts_kept -= each.minimum.beyond(held).tasks
         most = max(starts_left - starts_kept, 0)
         each.give(each.desired)
         binding = _reduce(each, each.reserved.larger(each.minimum))
@@ -485,10 +485,10 @@ def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, s
         least = each.reserved.larger(held.common(each.given))
         if held == NOTHING and most == rules.churn:
             least = least.larger(each.job.request.min_size)
-        if sum(each.given.beyond(held)) > most and each.given != least:
+        if each.given.beyond(held).tasks > most and each.given != least:
             each.reasons.append(Reason(Constraint.CHURN, f"this slot's {rules.churn} starts are used up"))
             _reduce_starts(each, least, most)
-        starts = sum(each.given.beyond(held))
+        starts = each.given.beyond(held).tasks
         if starts > starts_left and each.given == each.reserved:
             text = f"this slot's {rules.churn} starts are used up; it still gets its floor {each.lowest}"
             each.reasons.append(Reason(Constraint.FLOOR, text, gave_way=Constraint.CHURN))
@@ -499,7 +499,7 @@ def _reduce_starts(each: _JobLimits, least: Allocation, starts: int) -> None:
     """Take new tasks away, not below ``least``, until there are no more than so many."""
     request, held = each.job.request, each.entry.previous
     resources = {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
-    while sum(each.given.beyond(held)) > starts:
+    while each.given.beyond(held).tasks > starts:
         smaller = _smaller(request, each.given, least, resources)
         if smaller is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
@@ -81,21 +81,23 @@ def without_jobs(limits: Iterable[SharedLimit], kept: Mapping[JobKey, Resources]
 
 def site_limits(owners: Mapping[JobKey, Owner], rules: GuardRules) -> list[SharedLimit]:
     """The site's limits on jobs with these owners: those of users first, and those of partitions last."""
-    limits = {"of": rules.per_user, "of account": rules.per_account, "in partition": rules.per_partition}
-    members: dict[str, dict[str, list[JobKey]]] = {
-        scope: defaultdict(list) for scope, limit in limits.items() if limit.thousandths
-    }
-    for key, owner in owners.items() if members else ():
-        # Its tasks may run in several partitions.
-        names = {"of": [owner.user], "of account": [owner.account], "in partition": owner.partition.split(",")}
-        for scope, by_name in members.items():
-            for name in filter(None, names[scope]):
-                by_name[name].append(key)
-    return [
-        SharedLimit(tuple(keys), limits[scope].thousandths, f"jobs {scope} {name} may hold {limits[scope]} together")
-        for scope, by_name in members.items()
-        for name, keys in by_name.items()
-    ]
+    scopes: tuple[tuple[str, Resources, Callable[[Owner], Sequence[str]]], ...] = (
+        ("of", rules.per_user, lambda owner: [owner.user]),
+        ("of account", rules.per_account, lambda owner: [owner.account]),
+        # The tasks of a job may run in several partitions.
+        ("in partition", rules.per_partition, lambda owner: owner.partition.split(",")),
+    )
+    found = []
+    for words, limit, names_of in scopes:
+        members: dict[str, list[JobKey]] = defaultdict(list)
+        for key, owner in owners.items() if limit.thousandths else ():
+            for name in filter(None, names_of(owner)):
+                members[name].append(key)
+        found += [
+            SharedLimit(tuple(keys), limit.thousandths, f"jobs {words} {name} may hold {limit} together")
+            for name, keys in members.items()
+        ]
+    return found
 
 
 def owners_of(snapshot: Snapshot) -> dict[JobKey, Owner]:

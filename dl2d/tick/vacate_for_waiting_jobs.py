@@ -94,9 +94,9 @@ def claim_nodes(
 
     Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for waiting ones.
 
-    Silent jobs keep their tasks. Before claims of lower priority come elastic jobs that have
-    nothing, with their minimum sizes, and those that lack tasks of their floors; without such as are silent or
-    ``backing_off`` or to which ``growth_limits`` leave too little, since their tasks cannot start.
+    Silent jobs keep their tasks. Before claims of lower priority come elastic jobs that have nothing, with their
+    minimum sizes, and those that lack tasks of their floors; except those that are silent or ``backing_off``, or to
+    which ``growth_limits`` leave too little, since their tasks cannot start.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
     An incomplete listing may lack nodes and jobs, so that nothing is claimed; nor is anything for the
     ``excluded_handles``.

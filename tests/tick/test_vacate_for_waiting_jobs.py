@@ -73,7 +73,7 @@ def test_a_job_that_waits_for_whole_nodes_starts_and_the_elastic_job_grows_again
     (reason,) = entry.guarded
     assert reason.constraint is Constraint.CLAIM
     assert reason.text.startswith("room made for job 812 of bob (priority 9000) on 2 nodes: ")
-    assert reason.claimants == (Claimant("812", "bob", 9000, makes_room=True),)
+    assert reason.claimants == (Claimant("812", "bob", 9000, tasks_leave=True),)
     assert follow(world) == ["812"]
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (4, 4)

@@ -135,7 +135,7 @@ class GrowingJobs:
         if not blocked:
             self.sizes[index] = self.sizes[index].plus(step)
             return None
-        if step.workers + step.ps == 1 and blocked.constraint is not Constraint.LIMIT:
+        if step.tasks == 1 and blocked.constraint is not Constraint.LIMIT:
             self._full[self._full_key(job, blocked.role)] = blocked
         return blocked
 

@@ -59,7 +59,7 @@ class Sampling:
 
         Distances are Euclidean, of (log2 workers, log2 PSs). If there is no size yet, it is the smallest candidate.
         """
-        order = sorted(candidates, key=lambda size: (size.workers + size.ps, size.workers))
+        order = sorted(candidates, key=lambda size: (size.tasks, size.workers))
         if not self._sizes:
             return order[0]
         differences = _logarithms(order)[:, None, :] - _logarithms(self._sizes)[None, :, :]

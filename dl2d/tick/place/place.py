@@ -212,6 +212,7 @@ def _increments(
 
 
 def _size(roles: Sequence[Role]) -> Allocation:
+    """The number of tasks of each role."""
     return Allocation(*map(roles.count, TASK_ROLES))
 
 
@@ -243,7 +244,7 @@ def _start_gathered(
     by_job: dict[JobKey, list[Sequence[RoleSequence]]] = defaultdict(list)
     for key, job_increments in increments:
         by_job[key].append(job_increments)
-    for key in sorted(by_job, key=lambda key: sum(allocations[key])):  # stable: equal ones in the order of the decision
+    for key in sorted(by_job, key=lambda key: allocations[key].tasks):  # stable: equal ones in decided order
         workers, ps = (Counter(task.node for task in groups.get((key, role), ())) for role in TASK_ROLES)
         running = {node: Allocation(workers[node], ps[node]) for node in chain(workers, ps)}
         roles = [role for job_increments in by_job[key] for sequence in job_increments for role in sequence]

@@ -184,8 +184,8 @@ def test_a_waiting_job_for_which_room_is_made_is_named_to_its_own_user(world: Us
 @pytest.mark.parametrize(
     ("claimants", "said"),
     [
-        ([Claimant("7", BOB.user, 1, makes_room=False)], "free room is kept for a job of the resource manager"),
-        ([Claimant("7", OWNER.user, 1, makes_room=False)], "free room is kept for your job 7"),
+        ([Claimant("7", BOB.user, 1, tasks_leave=False)], "free room is kept for a job of the resource manager"),
+        ([Claimant("7", OWNER.user, 1, tasks_leave=False)], "free room is kept for your job 7"),
         ([Claimant("7", OWNER.user, 1), Claimant("8", BOB.user, 1)], "room made for your job 7 and others"),
         ([], "free room is kept for a job of the resource manager"),
     ],
