@@ -12,8 +12,8 @@ times as many jobs come in an hour, to the store and in the workloads: with 2, j
 workloads are replayed, for the scheduler too, while running jobs keep their minimum size, as in mode `live`.
 
 - imitation: what `dl2d train supervised` learns; of dl2 the fitted weights, whatever the gate says
-- warm start: dl2 as `dl2d train supervised` writes it: the fitted weights, if they pass the gate against the weights
-  that come with dl2d, else the latter; with the speeds of the store
+- warm start: dl2 as `dl2d train supervised` writes it, with the speeds of the store; its weights are the fitted ones if
+  they pass the gate against those that come with dl2d, otherwise the latter
 - imitation, then learning: as one night of the learner, `--rounds` rounds (dl2-original) or iterations (dl2, which
   begins with the warm start); with 0, nothing but imitation is tested
 - own weeks: dl2-original, which imitates at first, decides on `--weeks` times `--jobs` jobs more (`exploration: 0.1`),
@@ -108,6 +108,10 @@ def a_workload(nodes: int, load: float, jobs: int, seed: int) -> Workload:
     )
 
 
+def untold(*_: object, **__: object) -> None:
+    """Show no progress."""
+
+
 def learned(options: argparse.Namespace, url: str, folder: Path, design: str) -> dict[str, Checkpoint]:
     """The checkpoints that are compared, by what they learned from."""
     made = partial(a_workload, options.nodes, options.load)
@@ -116,7 +120,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
         days, seed = int((slots[-1].at - MONDAY) // DAY), options.seed
         recordings = [Recording(slot.snapshot, slot.decision, LoadBalance()) for slot in slots]
         split = recorded_days(
-            site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed, tell=lambda *_, **__: None,
+            site(url, design, folder), store, now=MONDAY + days * DAY, seed=seed, tell=untold,
             expected_speeds=design != "dl2",
         )  # fmt: skip
 
@@ -125,7 +129,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             settings = site(url, design, folder / name / "start")
             chosen = TwinSettings(iterations=options.rounds, days=None, minutes=30.0, seed=seed, gate=False)
             now = MONDAY + days * DAY
-            return learn(settings, store, design, chosen, tell=lambda *_, **__: None, now=now).checkpoint
+            return learn(settings, store, design, chosen, tell=untold, now=now).checkpoint
 
         if design == "dl2":
             own, speeds = with_checkpoint().checkpoint, store.history(MONDAY, MONDAY + days * DAY).speeds
@@ -134,7 +138,7 @@ def learned(options: argparse.Namespace, url: str, folder: Path, design: str) ->
             both = imitate_with_scorer(others, own, speeds, slot_seconds=SLOT, seed=seed)
             settings, imitated = site(url, design, folder), both.fitted
             sides = [TrialPolicy(each.digest, policy_of(settings, each)) for each in (imitated, both.begun_with)]
-            passed = on_trial(settings, design, split, *sides, tell=lambda *_, **__: None).passed
+            passed = on_trial(settings, design, split, *sides, tell=untold).passed
             found = {"warm start": imitated if passed else both.begun_with, "as shipped": own}
             if not options.rounds:
                 return {"imitation": imitated, **found}

@@ -289,7 +289,7 @@ def _version_row(version: Version, trial: Trial | None) -> tuple[str, ...]:
 def _fallback_cause(settings: Settings, store: SqlStore) -> str:
     """Why the fallback made the last recorded decision in the policy's place; empty if it did not.
 
-    A slot without jobs does not say it, so of mode canary the newest canary does.
+    In mode canary the newest canary is asked first, since the record of a slot without jobs does not have the cause.
     """
     for canary in store.canaries(limit=1) if settings.mode is Mode.CANARY else ():
         if canary.state is CanaryState.WITHDRAWN and canary.policy == settings.policy.name:

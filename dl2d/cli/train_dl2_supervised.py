@@ -13,12 +13,12 @@ from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
 from dl2d.cli.train_supervised_report import (
     UNLESS_FORCED,
-    as_forced,
-    beside_recorded,
-    beside_recorded_lines,
     comparison_lines,
+    comparison_with_recorded,
+    comparison_with_recorded_lines,
     finish_imitation,
     not_better_than,
+    with_forced_record,
 )
 from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import RecordedSlots
@@ -41,18 +41,18 @@ def train_dl2_supervised(
     out: Path,
     seed: int,
     min_jobs: int,
-    forced_for: str,
+    force_reason: str,
     as_json: bool,
 ) -> None:
     """Fit weights to recorded slots; the checkpoint gets them if recorded days' jobs end sooner than with dl2d's own.
 
-    ``forced_for`` is why it is written although jobs end later than with the recorded scheduler; empty if it is not.
+    With a ``force_reason`` the checkpoint is also written if jobs end later than with the recorded scheduler.
 
     Raises
     ------
     GateRefused
-        With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster; or jobs of recorded
-        days surely end later than with the recorded scheduler, with the better of both weights.
+        With dl2d's own weights and the store's speeds, jobs are left waiting on an idle cluster; or, without a
+        ``force_reason``, jobs of recorded days surely end later with the checkpoint than with the recorded scheduler.
     """
     began = time.monotonic()
     if recorded.problem:
@@ -91,14 +91,14 @@ def train_dl2_supervised(
             replays = replayed(checkpoint)
         if replays.problem:
             raise GateRefused(f"policy {_DL2} {replays.problem}; nothing was written; record more days first")
-        # Assumed speeds say little here: this policy chooses sizes by speed.
-        beside, problem = (
-            (None, "") if recorded.problem else beside_recorded(settings, recorded, checkpoint, replays, tell=tell)
-        )
-        if problem and not forced_for:
+        beside, problem = None, ""
+        # Not with assumed speeds, which tell little of a policy that chooses sizes by speed.
+        if not recorded.problem:
+            beside, problem = comparison_with_recorded(settings, recorded, checkpoint, replays, tell=tell)
+        if problem and not force_reason:
             raise GateRefused(f"policy {_DL2} {problem}; {UNLESS_FORCED}")
     if problem:
-        checkpoint = as_forced(checkpoint, problem, forced_for)
+        checkpoint = with_forced_record(checkpoint, problem, force_reason)
     weights = "fitted weights" if is_better else "dl2d's own weights"
     not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
     lines = [
@@ -107,7 +107,7 @@ def train_dl2_supervised(
         *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
         f"the checkpoint has {weights}: {reason}",
         replay_line(replays),
-        *beside_recorded_lines(beside, problem, forced_for),
+        *comparison_with_recorded_lines(beside, problem, force_reason),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {

@@ -14,13 +14,13 @@ from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised_report import (
     UNLESS_FORCED,
-    as_forced,
-    beside_recorded,
-    beside_recorded_lines,
     comparison_lines,
+    comparison_with_recorded,
+    comparison_with_recorded_lines,
     finish_imitation,
     imitation_problem,
     not_better_than,
+    with_forced_record,
 )
 from dl2d.cli.trained_policy_check import check_on_site, replay_line
 from dl2d.cli.training_decisions import recorded_slots
@@ -110,7 +110,7 @@ def supervised(
         with interruptible(lambda: "nothing was written"), shown_progress() as tell:
             recorded = recorded_slots(site, slots, policy, seed, tell=tell)
         train_dl2_supervised(
-            site, recorded, out=out, seed=seed, min_jobs=min_jobs, forced_for=reason if force else "", as_json=as_json
+            site, recorded, out=out, seed=seed, min_jobs=min_jobs, force_reason=reason if force else "", as_json=as_json
         )
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
@@ -138,12 +138,12 @@ def supervised(
                 f"the trained policy {checked.problem}; nothing was written; train on more slots, on those of another "
                 "scheduler, or with other --updates"
             )
-        trial, is_worse = beside_recorded(site, recorded, checkpoint, checked, tell=tell)
+        trial, is_worse = comparison_with_recorded(site, recorded, checkpoint, checked, tell=tell)
         problem = problem or is_worse
         if problem and not force:
             raise GateRefused(f"the trained policy {problem}; {UNLESS_FORCED}")
     if problem:
-        checkpoint = as_forced(checkpoint, problem, reason)
+        checkpoint = with_forced_record(checkpoint, problem, reason)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     lines = [
         f"{found.demonstrations} decisions learned from",
@@ -153,7 +153,7 @@ def supervised(
         f"a policy from this checkpoint takes {acting}",
         range_in_words(checkpoint.training),
         replay_line(checked),
-        *beside_recorded_lines(trial, problem, reason),
+        *comparison_with_recorded_lines(trial, problem, reason),
         *([recorded.note] if recorded.note else []),
     ]
     figures = {

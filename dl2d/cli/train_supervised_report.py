@@ -1,4 +1,4 @@
-"""What both ways of ``dl2d train supervised`` share: lines of the comparison, and the report."""
+"""What both designs of ``dl2d train supervised`` share: comparisons that may refuse a policy, and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MIN_DIFFERING: Final = 0.1
 _MORE_THAN_AS_BEFORE: Final = 0.05
 _MORE_THAN_DRF: Final = 0.2
 _GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
-#: Ends the sentence on a policy that is refused.
+#: End of the sentence on a policy that is refused.
 UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
@@ -78,14 +78,12 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     return lines
 
 
-def beside_recorded(
+def comparison_with_recorded(
     settings: Settings, recorded: RecordedSlots, checkpoint: Checkpoint, checked: ReplayCheck, *, tell: Tell
 ) -> tuple[Trial | None, str]:
-    """Compare completion times with the recorded scheduler's, if there are days for it and other replays ended in time.
+    """Compare completion times with the recorded scheduler's, and say why the policy is refused for them; "" if not.
 
-    Returns
-    -------
-    The comparison, or None, and why the policy is refused for it; empty if it is not.
+    There is no comparison without days for it, or if the replays of ``checked`` were cut short.
     """
     if recorded.days is None or not recorded.left_out or checked.cut_short:
         return None, ""
@@ -95,14 +93,14 @@ def beside_recorded(
     return trial, f"is surely worse than the recorded scheduler: {_completion_times(trial)}"
 
 
-def beside_recorded_lines(trial: Trial | None, problem: str, reason: str) -> list[str]:
-    """What is said of the comparison with the recorded scheduler, and of a policy that is written by force."""
+def comparison_with_recorded_lines(trial: Trial | None, problem: str, reason: str) -> list[str]:
+    """Lines on the comparison with the recorded scheduler, and on a policy that is written by force."""
     compared = [] if trial is None else [f"beside the recorded scheduler: {_completion_times(trial)}; {_GATE_DECIDES}"]
     return [*compared, *([f"written by force ({reason}) although it {problem}"] if problem else [])]
 
 
-def as_forced(checkpoint: Checkpoint, problem: str, reason: str) -> Checkpoint:
-    """A checkpoint that says why it was refused, and why it was written nevertheless."""
+def with_forced_record(checkpoint: Checkpoint, problem: str, reason: str) -> Checkpoint:
+    """The checkpoint with the record why it was refused, and why it was written nevertheless."""
     return replace(checkpoint, training={**checkpoint.training, "forced": {"problem": problem, "reason": reason}})
 
 

@@ -45,7 +45,7 @@ class Status:
     last_error: str = ""
     #: Seconds since that tick; None for none yet.
     last_error_seconds: float | None = None
-    #: Number of the last slot; None where no tick was completed yet.
+    #: Number of the last slot; None before the first tick was completed.
     slot: int | None = None
 
 
@@ -117,8 +117,8 @@ class Health:
         """Show the calls of the resource manager among the metrics."""
         self._registry.register(_Calls(statistics))
 
-    def certificate(self, problem: str) -> None:
-        """Why jobs refuse the certificate; "" if they do not."""
+    def certificate_checked(self, problem: str) -> None:
+        """The API's certificate was checked; ``problem``: why jobs refuse it, empty if they do not."""
         self._certificate = (problem,) if problem else ()
 
     def reloaded(self, error: str = "") -> None:
@@ -173,7 +173,7 @@ class Health:
         with self._lock:
             self._problems, self._failing, self._last = tuple(problems), False, self._timer()
             self._waiting, self._listing_age = "", listing_age
-            # A snapshot on which nothing was decided has the number of the slot to come.
+            # If nothing was decided, the snapshot has the number of the next slot.
             self._last_slot = report.snapshot.slot - (not report.decided)
         self._ticks.inc()
         self._starts.inc(len(report.outcome.started))

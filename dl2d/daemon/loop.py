@@ -69,7 +69,7 @@ log = structlog.get_logger()
 _TICK, _PRUNE = "tick", "prune"
 #: Minimum time between two ticks, so that a burst of events does not overload the manager.
 _MIN_TICK_GAP_SECONDS = 0.5
-#: How often the certificate is looked at.
+#: How often the certificate is checked.
 _CERTIFICATE_SECONDS = 600.0
 #: Settings that are read once: sockets, files and managers are not exchanged under running jobs.
 _RESTART_ONLY = ("state_dir", "store", "resource_manager", "api")
@@ -268,6 +268,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             # First at the start, for a daemon that is always restarted before the interval is over.
             now, every = datetime.now(tz=UTC), IntervalTrigger(seconds=PRUNE_SECONDS)
             scheduler.add_job(prune, every, args=pruning, id=_PRUNE, executor=_PRUNE, next_run_time=now)
+            # Not in the executor of ticks: the check must not delay them.
             scheduler.add_job(self._check_certificate, "interval", seconds=_CERTIFICATE_SECONDS, executor=_PRUNE)
             scheduler.start()
             self._service.ready(self._status)
@@ -286,11 +287,11 @@ class Daemon(AbstractContextManager["Daemon"]):
             raise self._fatal
 
     def _check_certificate(self) -> None:
-        """Look whether jobs accept the certificate: it may expire or be replaced while the daemon runs."""
+        """Check whether jobs accept the certificate, which may expire or be replaced while the daemon runs."""
         problem = served_certificate_problem(self._settings.api, self._server.certificates)
         if problem:
             log.warning("jobs refuse the certificate", problem=problem)
-        self._health.certificate(problem)
+        self._health.certificate_checked(problem)
 
     def _recorded_time(self) -> float:
         """The time by which old rows are deleted: not later than the last slot before the start and the time since.

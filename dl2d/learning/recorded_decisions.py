@@ -133,7 +133,7 @@ def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) 
 def has_choice(recording: Recording, before: Recording | None) -> bool:
     """Whether a job waited, started or changed its size in a slot, or one had ended since the slot before.
 
-    A job that may use no node, such as one that its user holds back, is no choice.
+    A job that waits and may use no node, such as one that its user holds (``scontrol hold``), is no choice.
     """
     unable = {job for each in recording.snapshot.node_sets if not each.nodes for job in each.jobs}
     if any(

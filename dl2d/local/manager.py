@@ -42,7 +42,7 @@ LOCK_PATIENCE = 5.0
 #: In the environment of everything a task starts; tells its processes apart once its supervisor is gone.
 HANDLE_VARIABLE = "DL2_HANDLE"
 NODE_VARIABLE = "DL2_NODE"
-#: What nodes and tasks have GPUs as.
+#: Name of the resource of which a GPU is one unit.
 _GPU = "gpu"
 _TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -79,8 +79,8 @@ class LocalManager:
         self._cluster = settings.cluster
         self._boot = boot_id()
         self._capacity = {node.name: node.capacity for node in settings.nodes}
-        #: GPUs of this machine that tasks are given; none where no node is declared to have some.
         has_gpus = any(capacity.get(_GPU) for capacity in self._capacity.values())
+        #: GPUs of this machine that tasks are given; none where no node is declared to have GPUs.
         self._gpus = visible_gpus(os.environ) if has_gpus else []
         self._state_dir = settings.state_dir
         self._output = settings.state_dir / "output"
@@ -148,7 +148,7 @@ class LocalManager:
         output = self._output / task.job.slug / f"{task.name}.log"
         environment = {**dict(task.launch.env), NODE_VARIABLE: node, HANDLE_VARIABLE: record.handle}
         if self._gpus:
-            # In this order a number is the same GPU for all tasks.
+            # With this order, a number means the same GPU in every task.
             environment |= {VISIBLE: ",".join(record.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         order = {
             "record_path": str(self._records.path(record.handle)),
@@ -322,9 +322,9 @@ class LocalManager:
         return task.node
 
     def _choose_gpus(self, task: TaskSpec) -> dict[str, int]:
-        """The GPUs for a task, each with the thousandths that it uses of it: none that another task was given whole.
+        """GPUs for a task, with the thousandths of each that it uses.
 
-        Where nodes are declared to have more than there are, tasks share them.
+        No two tasks get more than the whole of a GPU, unless nodes are declared with more GPUs than there are.
         """
         used = Counter[str]()
         for record in self._records.all():

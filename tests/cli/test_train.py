@@ -62,7 +62,10 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
         ("-w {} --teacher drf", "--teacher cannot be used with --design dl2"),
         ("-w {} --offline --start x", "--start, --offline cannot be used with --design dl2"),
         ("-w {} --gate --days 3", "--days, --gate cannot be used with --design dl2"),
-        ("-w {} --design jumps --teacher drf", "--teacher cannot be used with --design dl2"),  # its name until 2026
+        (
+            "-w {} --design jumps --teacher drf",
+            "--teacher cannot be used with --design dl2",
+        ),  # its former name
         ("-w {} --design original --hidden 4", "--hidden cannot be used with --design dl2-original"),
         ("-w {} --design dl3", "expected one of dl2, dl2-original, got"),
         ("-w {} --design dl2-original --hidden 4", "--hidden cannot be used with --design dl2-original"),

@@ -122,7 +122,7 @@ def test_a_waiting_job_of_the_site_may_use_no_node_while_it_waits_for_anything_b
         "22": ([], "Slurm does not start it now: JobHeldUser"),
         "23": ([], "Slurm does not start it now: Dependency"),
         "24": ([], "Slurm does not start it now: QOSGrpGRES"),
-        "25": ([], "Slurm does not start it now: it has not considered it yet"),
+        "25": ([], "Slurm does not start it now: it was not considered yet"),
         "27": (["n2", "n3"], "only nodes on which nothing runs"),
         "28": (["n2", "n3"], "only nodes on which nothing runs"),
     }
@@ -324,13 +324,23 @@ def test_a_task_has_what_is_left_of_its_anchors_time_and_less_if_it_is_backfille
     assert words == [f"{option}={each}" for option, each in zip(("--time", "--time-min"), minutes, strict=False)]
 
 
-def test_an_administrators_time_replaces_both(slurm: FakeSlurm, manager_on: Managers, clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--time=5", ["--time=29", "--time=5"]),
+        ("--time-min=9", ["--time=29", "--time-min=9"]),
+        ("--tmp=100", ["--time=29", "--time-min=28"]),
+    ],
+)
+def test_no_time_min_is_set_beside_an_administrators_time(
+    slurm: FakeSlurm, manager_on: Managers, clock: Clock, option: str, expected: list[str]
+) -> None:
     slurm.answer("squeue", rows=[job_row(12, EndTime=int(clock.now) + 1790)])
-    manager = manager_on(sbatch_options=["--time=5"])
+    manager = manager_on(sbatch_options=[option])
     manager.listing()
     manager.submit(task(owner=Owner("alice", 1001, 1002, partition="gpu")))
     words = [word for word in slurm.calls("sbatch")[0].argv if word.startswith("--time")]
-    assert words == ["--time=29", "--time=5"]
+    assert words == expected
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def certificate_problem(api: ApiSettings) -> str:
 
 
 def served_certificate_problem(api: ApiSettings, served: str) -> str:
-    """Why jobs refuse, or will soon have to refuse, the certificate that a server has read; empty if they do not."""
+    """Why jobs refuse the certificate ``served``, or that it is not the one of the file any more; empty if neither."""
     try:
         if api.certificate is not None and read_certificate(api.certificate, api.certificate_key) != served:
             return f"{api.certificate} was replaced, and the daemon serves the one before: restart it"

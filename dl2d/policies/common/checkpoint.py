@@ -31,8 +31,8 @@ Settings = Mapping[str, float | bool | None]
 FORMAT: Final = 1
 #: Number of digits of the digest in the name of a version.
 DIGITS: Final = 12
-#: Names of designs of policies in earlier versions: in checkpoints, in definitions of experiments and in commands. A
-#: design is called as the policy that decides with what is trained.
+#: Names of designs in checkpoints, definitions of experiments and commands of earlier versions, with those of today,
+#: which are the names of the policies.
 FORMER_DESIGNS: Final = MappingProxyType({"jumps": "dl2", "original": "dl2-original"})
 _WEIGHTS: Final = "weights.safetensors"
 _RECORD: Final = "checkpoint.json"

@@ -91,8 +91,8 @@ log = structlog.get_logger(__name__)
 _MAX_REPORTED = 1000
 #: Maximum number of states and reasons without a meaning that a listing names.
 _MAX_REMARKS = 5
-#: In place of the reason of a waiting job that has none.
-_NOT_SEEN = "it has not considered it yet"
+#: Shown for a waiting job that has no reason.
+_NOT_CONSIDERED = "it was not considered yet"
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:
@@ -311,16 +311,17 @@ class SlurmManager:
     def _nodes_of_waiting_static_jobs(
         self, jobs: Jobs, eligibility: Eligibility, rules: AllocationRules, nodes: Iterable[Node]
     ) -> Iterator[tuple[str, EligibleNodes | None]]:
-        """Nodes that static jobs may use which wait, by handle: none for those that wait for anything but room."""
+        """By handle, the nodes that each waiting static job may use; no node if it waits for anything but room."""
         empty = frozenset(node.name for node in nodes if not node.used.thousandths)
         whole = {job.claim.handle for job in jobs.waiting if job.claim.whole}
         for job in jobs.jobs:
             if job.static is None or job.state is not RmJobState.PENDING:
                 continue
             if not waits_for_room(job.reason):
-                yield job.handle, EligibleNodes(frozenset(), f"Slurm does not start it now: {job.reason or _NOT_SEEN}")
+                reason = job.reason or _NOT_CONSIDERED
+                yield job.handle, EligibleNodes(frozenset(), f"Slurm does not start it now: {reason}")
                 continue
-            # The end that Slurm has planned is no limit.
+            # For a waiting job this is the end that Slurm has planned, which is no limit.
             options = structs.replace(jobs.options[job.shown_id], ends=0)
             if excluded := self._excluded.of(job.shown_id):
                 options = structs.replace(options, exclude=excluded)

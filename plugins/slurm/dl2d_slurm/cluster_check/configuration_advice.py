@@ -86,7 +86,7 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
 
 
 def requeue_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised where Slurm requeues no job unless its user asks for it; "" as for ``priorities_advice``."""
+    """What is advised if Slurm requeues only jobs whose users ask for it; "" as for ``priorities_advice``."""
     try:
         requeues = configured(_commands(settings, environ), "JobRequeue") != "0"
     except ResourceManagerError:

@@ -1,5 +1,7 @@
 """What Slurm gives a job beyond its demand, by slurm.conf: whole nodes, whole cores, default memory, CPUs for memory.
 
+The same answers of ``scontrol`` also say how the backfill scheduler plans, and which jobs preempt which.
+
 Tried with Slurm 22.05, 24.11 and 26.05: tests/slurm/test_real_slurm.py.
 """
 

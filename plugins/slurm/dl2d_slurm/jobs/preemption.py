@@ -19,12 +19,12 @@ class Preemption:
     tiers: Mapping[str, int] = field(default_factory=dict)
     #: Partitions whose jobs are not preempted.
     spared: frozenset[str] = frozenset()
-    #: Whether QOS preempt each other. Which ones is not known: slurmctld does not tell it.
+    #: Whether jobs preempt by QOS. Which QOS preempts which is not known: slurmctld does not tell it.
     by_qos: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, str], partitions: Collection[Mapping[str, str]]) -> Preemption:
-        """By the settings of slurm.conf and the records of partitions, as ``scontrol`` shows them."""
+        """Preemption by the settings of slurm.conf and the records of partitions, as ``scontrol`` shows them."""
         kind = config.get("PreemptType", "")
         if kind == "preempt/qos":
             return cls(by_qos=True)
@@ -41,7 +41,7 @@ class Preemption:
     ) -> frozenset[str]:
         """Those anchors whose tasks may preempt a running job on a node that they may use (``RmListing``).
 
-        ``running``: partition, QOS and nodes of each job. With ``preempt/qos`` any job of another QOS counts as one
+        ``running`` are partition, QOS and nodes of each job. With ``preempt/qos`` any job of another QOS counts as one
         that may be preempted.
         """
         if not (self.tiers or self.by_qos):

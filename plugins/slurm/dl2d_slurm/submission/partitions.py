@@ -69,12 +69,12 @@ def task_time_limits(
     partitions: Mapping[str, Partition],
     backfill_seconds: int = 60,
 ) -> tuple[str, str]:
-    """``--time`` of a task job in minutes, what is left of its anchor's, and ``--time-min``, "" for none.
+    """``--time`` and ``--time-min`` of a task job in minutes; the latter is "" if the task needs none.
 
-    For a job that waits for the anchor's room, Slurm plans the nodes from the anchor's end on, rounded down to
-    ``backfill_seconds`` (``bf_resolution``), and backfills no task on these nodes that would end after this time. So a
-    task that is backfilled gets ``--time-min``, with which it ends before that, if it waits no longer than
-    ``_START_SECONDS``. It is at least half of what is left. Neither is less than a minute.
+    ``--time`` is what is left of the anchor's. For a job that waits for the anchor's room, Slurm plans the nodes from
+    the anchor's end on, rounded down to ``backfill_seconds`` (``bf_resolution``), and backfills no task on these nodes
+    that would end after this time. With ``--time-min``, to which backfill may shorten a task, it ends before that if it
+    has waited no longer than ``_START_SECONDS``. This is at least half of what is left. Neither is less than a minute.
 
     No task has more than ``most`` seconds, or more than all of its partitions ``names`` allow. ``anchor_ends`` is
     infinite for an anchor without a time limit.
@@ -91,5 +91,5 @@ def task_time_limits(
 
 
 def _whole_minutes(seconds: float) -> int:
-    """Slurm takes whole minutes: rounded down, at least one."""
+    """The time in whole minutes, as Slurm takes it: rounded down, at least one."""
     return max(1, math.floor(seconds / 60))

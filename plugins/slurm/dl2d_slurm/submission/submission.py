@@ -86,8 +86,8 @@ def sbatch_arguments(
     as_owner
         Whether to become the owner (root may); otherwise the job belongs to whoever runs the daemon.
     partition, time_limit, time_min
-        Where the task is to run, for how long, and with which limit if it is backfilled; empty for what the settings
-        and the owner have.
+        Where the task is to run, for how long, and to how much backfill may shorten that (see ``task_time_limits``);
+        empty for what the settings and the owner have, and for no shortening.
     anchor
         What its user gave to sbatch for its anchor.
 
@@ -112,8 +112,8 @@ def sbatch_arguments(
         ("--account", owner.account),
         ("--qos", owner.qos),
         ("--time", time_limit or settings.time_limit),
-        # With a --time of the administrator's, it might be longer than that.
-        ("--time-min", "" if any(word.startswith("--t") for word in settings.sbatch_options) else time_min),
+        # Not beside a --time or --time-min of the administrator's, than which it may be longer.
+        ("--time-min", "" if any(word.startswith("--ti") for word in settings.sbatch_options) else time_min),
     ):
         if value:
             chosen.append(f"{option}={value}")

@@ -28,7 +28,7 @@ def indented(text: str) -> str:
 def tell(program: str, text: str) -> None:
     """Write a text for the user to standard error, after the name of the program or task that says it.
 
-    A text that cannot be written, for instance because the disk is full, must not end the training: it is written with
+    A text that cannot be written, for example because the disk is full, does not end the training: it is written with
     the next one, or lost.
     """
     with contextlib.suppress(OSError):
@@ -37,14 +37,14 @@ def tell(program: str, text: str) -> None:
 
 
 def flush_output() -> None:
-    """Write what standard output and standard error hold back, as far as that is possible."""
+    """Flush standard output and standard error, as far as that is possible."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
 
 
 def give_up_unwritten_text() -> None:
-    """At the end of a program: drop text that cannot be written, for which Python would change its exit status."""
+    """Drop text that cannot be written, at the end of a program: otherwise Python would change its exit status."""
     try:
         sys.stderr.flush()
     except OSError:

@@ -168,8 +168,9 @@ def find_address(files: Sequence[Path] | None = None) -> tuple[Path, DaemonAddre
 
 
 def renew_certificate(url: str, error: BaseException) -> None:
-    """After a request to the daemon at a URL has failed: if its certificate was refused, trust the one that an address
-    file has for it now, since it may have been replaced.
+    """Trust the certificate that an address file now has for the daemon at this URL.
+
+    `error` is that of a failed request: nothing is done unless it is that the certificate was refused.
     """
     if not isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
         return

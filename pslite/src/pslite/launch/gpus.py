@@ -32,9 +32,9 @@ def visible_gpus(environ: Mapping[str, str], driver: Path = _DRIVER) -> list[str
 
 
 def gpu_for_task(gpus: Sequence[str], used: Mapping[str, int], share: int = 1000) -> str:
-    """Return the GPU for a task that uses a share of one (thousandths, as `used`).
+    """Return the GPU for a task that uses a share of one (in thousandths, as `used`).
 
-    Of those that have room for it that is the fullest one, so that others stay whole; where none has, the least used.
+    It is the fullest of those that have room for the task, so that others stay whole; if none has, the least used.
     """
     amounts = {gpu: used.get(gpu, 0) for gpu in gpus}
     with_room = [gpu for gpu in gpus if amounts[gpu] + share <= 1000]
