@@ -8,7 +8,7 @@ import pytest
 from coordinator.jobs import JOINED, job, member, spec
 
 from pslite.coordinator import failover
-from pslite.coordinator.checkpoints_and_rollback import check_return
+from pslite.coordinator.checkpoints_and_rollback import check_return, go_back
 from pslite.coordinator.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failure_detector import be_lenient
 from pslite.coordinator.status_report import report
@@ -174,6 +174,18 @@ def test_a_server_in_no_plan_dies_when_the_job_has_gone_back(returning, ended, s
         a_job.state.exits[task] = KILLED
     lose(a_job, a_job.state.members["ps-1"], "silent for 3 s")
     assert a_job.state.state == state, lines
+
+
+def test_a_worker_that_was_to_leave_fails_when_the_job_has_gone_back():
+    """It says nothing of the workers that come."""
+    a_job, lines = job(["worker-0", "worker-1", "ps-0"], plan=("worker-0", "worker-1", "ps-0"))
+    members = dict(a_job.state.members)
+    for each in members.values():
+        each.prepared = True
+    members["worker-1"].state = "draining"
+    go_back(a_job, "ps-0 died")
+    lose(a_job, members["worker-1"], "its script failed", fatal=True)
+    assert a_job.state.state == "waiting", lines
 
 
 def test_a_job_that_has_gone_back_waits_for_members_for_a_time():

@@ -102,7 +102,8 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     job.give_up(member, text)
     job.urgent = True
     # nobody has described the job, or this one alone: nothing can come of it unless another worker joins
-    undescribed = state.plan is None and member.role == "worker" and not state.somebody_waits_described
+    newcomer = member.role == "worker" and not member.outdated
+    undescribed = state.plan is None and newcomer and not state.somebody_waits_described
     if undescribed and (fatal or _too_many_losses(job, member)):
         job.fail(text)  # another one would fare no better
         return
