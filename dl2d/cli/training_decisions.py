@@ -6,8 +6,6 @@ out.
 
 from __future__ import annotations
 
-import itertools
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,7 +41,7 @@ class RecordedSlots:
 
     #: Slots that are not on a day on which versions are compared, oldest first.
     slots: list[Recording]
-    #: Usual distance of two slots, in seconds.
+    #: The site's schedule.slot_seconds, in which a network counts times; slots of arrivals and ends come sooner.
     slot_seconds: float
     #: The recorded days as workloads, and those on which versions are compared; None if there are too few.
     days: Split | None
@@ -133,15 +131,9 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         whose = "" if policy is None else f" in which {policy} decided"
         where = f" outside {_names(days)}" if days is not None and left_out else ""
         raise RequestError("--slots", f"the store has no recorded slots with jobs{whose}{where}")
-    # Between two of them may have been slots without jobs.
-    between = [
-        (later.at - earlier.at) / (later.number - earlier.number)
-        for earlier, later in itertools.pairwise(found)
-        if later.at > earlier.at
-    ]
     return RecordedSlots(
         slots=[Recording(slot.snapshot, slot.decision, placement) for slot in found],
-        slot_seconds=statistics.median(between or [60.0]), days=days, left_out=left_out, problem=problem, nodes=nodes,
+        slot_seconds=settings.schedule.slot_seconds, days=days, left_out=left_out, problem=problem, nodes=nodes,
         requests=requests,
         limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,
     )  # fmt: skip

@@ -110,6 +110,10 @@ def test_a_store_is_learned_from_and_the_result_simulated_and_gone_on_with(
     assert ran.json["history"][0]["phase"] == "start"
 
 
+def test_ages_are_counted_in_the_sites_intervals_however_soon_slots_were_recorded(site: Path) -> None:
+    assert recorded_slots(site_settings(site, None), 10, None, 0, tell=silent).slot_seconds == 300.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("design", ["dl2", "dl2-original"])
 def test_the_configuration_is_that_of_the_environment_where_none_is_given(
