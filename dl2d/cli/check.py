@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -27,6 +28,7 @@ from dl2d.cli.daemon_preflight import (
 from dl2d.cli.job_file import JobFile, is_batch_script, read_batch_script, read_bounded
 from dl2d.cli.job_views_from_store_or_api import is_hidden
 from dl2d.cli.open_store import open_store, store_if_current
+from dl2d.cli.optional_packages import MissingExtraError
 from dl2d.cli.output import print_json, print_text
 from dl2d.cli.reachability_check import jobs_find_daemon, probe_findings
 from dl2d.cli.shared_options import ConfigOption, JsonOption
@@ -272,6 +274,8 @@ def _policy(settings: Settings) -> Iterator[Finding]:
         check_learning(settings)
     except Dl2dError as error:
         yield Finding("learning.enabled", False, str(error).removeprefix("learning.enabled: "))
+    if settings.learning.enabled and settings.policy.name == "dl2-original" and find_spec("torch") is None:
+        yield Finding("learning.enabled", True, str(MissingExtraError("torch", "train", "the learner")), warning=True)
     if not settings.mode.acts or takes_checkpoint(settings.policy.name):
         for key in settings.kept_too_short:
             warning = (

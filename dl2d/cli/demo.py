@@ -194,7 +194,9 @@ class _Site:
                 return False
             return len(lines) == len(self.script.jobs) and all(line.job.state.ended for line in lines.values())
 
-        self._wait_for(played, _LIMIT_SECONDS, "not all jobs ended")
+        minutes = f"{_LIMIT_SECONDS / 60:.0f} minutes"
+        busy = "other programs use this machine's processors, or the daemon's log, whose end follows, says why"
+        self._wait_for(played, _LIMIT_SECONDS, f"not all jobs ended within {minutes}: {busy}")
         self._wait_for(lambda: not self.store.tasks(live=True), _STOP_SECONDS, "tasks of ended jobs do not end")
         say("the same trainings with one worker and one parameter server that never change")
         digests = self._static_digests()

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from dl2d.cli.optional_packages import missing_extra
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 
@@ -37,6 +38,11 @@ def main(config: Path) -> None:
         done = _learn(settings)
     except Dl2dError as error:
         print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error, "the learner")) is None:
+            raise
+        print(f"dl2d: {missing}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except MemoryError:
         limit = settings.learning.memory_mib

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final
@@ -26,8 +27,9 @@ _EXTRA_OF: Final = MappingProxyType(
 class MissingExtraError(Dl2dError):
     """A command needs packages that are not installed; the message says which, and the command that installs them."""
 
-    def __init__(self, modules: str, extra: str) -> None:
-        super().__init__(f"this command needs {modules}, not installed here; install with: pip install 'dl2d[{extra}]'")
+    def __init__(self, modules: str, extra: str, who: str = "this command") -> None:
+        pip = f"{sys.prefix}/bin/pip"
+        super().__init__(f"{who} needs {modules}, not installed here; install with: {pip} install 'dl2d[{extra}]'")
 
 
 def require_extra(extra: str) -> None:
@@ -37,7 +39,7 @@ def require_extra(extra: str) -> None:
         raise MissingExtraError(" and ".join(missing), extra)
 
 
-def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+def missing_extra(error: ModuleNotFoundError, who: str = "this command") -> MissingExtraError | None:
     """The error to show for a failed import; None where no extra brings the module."""
     module = (error.name or "").partition(".")[0]
-    return MissingExtraError(module, _EXTRA_OF[module]) if module in _EXTRA_OF else None
+    return MissingExtraError(module, _EXTRA_OF[module], who) if module in _EXTRA_OF else None

@@ -223,7 +223,7 @@ def _row(line: JobStatus, now: float, suspended: str) -> tuple[str | Text, ...]:
         Text(str(job.state), style=_COLOURS[job.state]),
         "-" if ended else arrow(progress.workers, decided.allocation.workers if decided else None),
         "-" if ended else arrow(progress.ps, decided.allocation.ps if decided else None),
-        f"{progress.epoch:.1f}/{job.request.epochs:g}{' h' if job.unreported else ''}",
+        f"{progress.epoch:.1f}/{f'{number(job.request.epochs)} h' if job.unreported else f'{job.request.epochs:g}'}",
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),

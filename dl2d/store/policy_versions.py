@@ -223,7 +223,10 @@ class SqlRegistry(StoreTables):
                 _check_live(connection, policy, (live,))
             found = next((each for each in _earlier(connection, policy) if to in ("", each.digest)), None)
             if found is None:
-                raise RegistryError(f"version {row.digest[:_DIGITS]} of {policy} is the first: there is none before it")
+                raise RegistryError(
+                    f"version {row.digest[:_DIGITS]} of {policy} is the first: there is none before it; to end its "
+                    "decisions, set another policy.name, or mode: observe, and reload the daemon"
+                )
             _turn(connection, found, VersionState.LIVE, at=at, by=by, reason=reason, rollback=True)
             return _found(connection, found.number)
 

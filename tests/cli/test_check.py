@@ -100,6 +100,16 @@ def test_rows_that_are_deleted_before_versions_are_compared_on_them(
     assert found.startswith("less than learning.days=28, and older days are not learned from") is warns
 
 
+@pytest.mark.parametrize(("policy", "warns"), [("dl2-original", True), ("dl2", False)])
+def test_a_learner_without_pytorch(
+    dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, warns: bool
+):
+    monkeypatch.setattr(check, "find_spec", lambda _: None)
+    config = configured(tmp_path, policy={"name": policy}, learning={"enabled": True})
+    said = warned(dl2d, config).get("learning.enabled", "")
+    assert said.startswith("the learner needs torch, not installed here; install with: ") is warns
+
+
 def test_a_missing_configuration(dl2d: Dl2d, tmp_path: Path):
     assert "`dl2d config`" in wrong(dl2d, tmp_path / "none.yaml")["configuration"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dl2d.cli import learner_process
 from dl2d.cli.main import COMMANDS
 from dl2d.cli.optional_packages import EXTRAS
 
@@ -66,15 +67,16 @@ def test_every_command_has_help_without_any_extra(commands: tuple[str, ...], not
 
 
 def test_a_missing_extra_is_said_in_one_sentence() -> None:
+    pip = Path(sys.prefix) / "bin/pip"
     words_of = {
         (
             "train",
             "-w",
             "jobs.json",
-        ): "torch and matplotlib, not installed here; install with: pip install 'dl2d[train]'",
-        ("train", "supervised", "--store", "sqlite:///x"): "pip install 'dl2d[train]'",
-        ("experiment", "run", "load"): "matplotlib, not installed here; install with: pip install 'dl2d[simulate]'",
-        ("demo",): "torch and sklearn and matplotlib, not installed here; install with: pip install 'dl2d[demo]'",
+        ): f"torch and matplotlib, not installed here; install with: {pip} install 'dl2d[train]'",
+        ("train", "supervised", "--store", "sqlite:///x"): f"{pip} install 'dl2d[train]'",
+        ("experiment", "run", "load"): f"matplotlib, not installed here; install with: {pip} install 'dl2d[simulate]'",
+        ("demo",): f"torch and sklearn and matplotlib, not installed here; install with: {pip} install 'dl2d[demo]'",
     }
     ended, _ = run(*words_of, without=OPTIONAL)
     for (status, lines), words in zip(ended, words_of.values(), strict=True):
@@ -82,6 +84,23 @@ def test_a_missing_extra_is_said_in_one_sentence() -> None:
         (line,) = lines
         assert line.startswith("dl2d: this command needs ")
         assert line.endswith(words)
+
+
+def test_a_learner_says_which_package_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def lacks_torch(_: object) -> None:
+        raise ModuleNotFoundError(name="torch")
+
+    for name in ("stand_back", "_end_with_the_daemon"):
+        monkeypatch.setattr(learner_process, name, lambda *_: None)
+    monkeypatch.setattr(learner_process, "_learn", lacks_torch)
+    config = tmp_path / "dl2d.yaml"
+    config.write_text(f"state_dir: {tmp_path}")
+    with pytest.raises(SystemExit) as ended:
+        learner_process.main(config)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("dl2d: the learner needs torch, not installed here; install with: ")
 
 
 def test_the_extras_of_the_distribution_are_those_that_are_named() -> None:

@@ -104,7 +104,7 @@ def test_promote_list_and_roll_back(dl2d: Dl2d, config: Path, tmp_path: Path) ->
     assert decides["version"] == f"{one['digest'][:12]} slot_seconds=300.0"
     ran = dl2d("policy", "rollback", "-c", config)
     assert ran.status == 1
-    assert "is the first: there is none before it" in ran.err
+    assert "is the first: there is none before it; to end its decisions, set another policy.name" in ran.err
     # It was live once, and was taken back.
     again = ("policy", "promote", two["digest"][:6].upper())
     ran = dl2d(*again, "-c", config)
