@@ -244,10 +244,6 @@ def test_each_step_works_and_is_in_the_database(
         daemon = site.daemon
         site.observe()
         site.dl2d("train", "supervised", "--design", design, "--out", "site")
-        if imitates:
-            learned_of = read_checkpoint(tmp_path / "site" / "checkpoint", policy=design).training["supervised"]
-            assert learned_of["held_out"]["differing"] < learned_of["yardstick"]["as_before"]["differing"]
-            assert learned_of["held_out"]["started_same"] > learned_of["yardstick"]["drf"]["started_same"]
         learned = {"name": design, "checkpoint": str(tmp_path / "site")}
 
         site.change(Mode.SHADOW, learned)
