@@ -465,8 +465,9 @@ def test_a_job_trains_where_its_partition_and_reservations_allow_it_as_long_as_i
         assert {task.state for task in tasks} == {TaskState.CONFIRMED}
         limits = cluster.run("squeue", "-h", "-o", "%l").stdout.split()
         assert len(limits) == 5
-        assert set(limits) <= {"27:00", "28:00", "30:00"}
-        assert limits.count("30:00") == 1
+        # The coordinator's, and what was left of it; less for tasks that were backfilled.
+        assert "30:00" in limits
+        assert set(limits) <= {"27:00", "28:00", "29:00", "30:00"}
         reason = daemon.store.decisions(job)[-1].decided.reason.text
         assert "its job may use 1 of 4 nodes (partition small; not n3, which the job excludes; not those of " in reason
         gate.unlink()
