@@ -326,11 +326,14 @@ class LocalManager:
 
         No two tasks get more than the whole of a GPU, unless nodes are declared with more GPUs than there are.
         """
+        demand = task.demand.in_order([_GPU])[0]
+        if not self._gpus or not demand:
+            return {}
         used = Counter[str]()
         for record in self._records.all():
             if record.gpus and self._look_at(record).ended is None:
                 used.update(record.gpus)
-        whole, part = divmod(task.demand.in_order([_GPU])[0], 1000)
+        whole, part = divmod(demand, 1000)
         given: dict[str, int] = {}
         for share in (*(1000,) * whole, part):
             others = [gpu for gpu in self._gpus if gpu not in given]
