@@ -94,16 +94,6 @@ def test_more_tasks_than_can_be_used_wait():
     assert any("can use no more" in line for line in outcome.log)
 
 
-def test_the_stop_and_notify_way_gives_the_same_weights():
-    rehearsal = Rehearsal(
-        job(), workers=2, servers=1, events=[Event(5, servers=3), Event(30, workers=3, servers=1, oldest=True)],
-        settings=replace(QUICK, handoff="stop", balance="even"),
-    )  # fmt: skip
-    outcome = rehearsal.run()
-    outcome.check(rehearsed_digest(job()))
-    assert min(rehearsal.coordinator.state.suspensions) > 0
-
-
 def test_a_job_lives_on_long_after_a_resize(monkeypatch):
     """Connections between servers end with a plan; that must not be taken for a death."""
     monkeypatch.setattr("pslite.server.data_connections.BROKEN_SECONDS", 0.1)

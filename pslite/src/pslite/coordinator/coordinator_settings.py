@@ -32,8 +32,6 @@ class Settings:
     vacancy: float = 600.0
     #: how long a job may make no progress
     progress: ProgressRule = field(default_factory=ProgressRule)
-    #: "stop" is the way of the DL2 paper: workers stand still at the clock until everything has moved
-    handoff: Literal["tagged", "stop"] = "tagged"
     #: "speed": slow members get less work; "even": all get the same
     balance: Literal["speed", "even"] = "speed"
     rule: Rule = field(default_factory=Rule)

@@ -138,8 +138,6 @@ class PendingPlan:
     drained: set[str] = field(default_factory=set)
     #: servers whose blocks are where the plan wants them
     moved: dict[str, Moved] = field(default_factory=dict)
-    #: stopped workers were told to go on (handoff "stop")
-    resumed: bool = False
 
     def members(self) -> set[str]:
         """Return all tasks that take part: the previous plan's and the new one's."""

@@ -28,7 +28,6 @@ from pslite.net.messages import (
     Published,
     Pushed,
     Ready,
-    Resume,
 )
 
 #: how long the next plan waits after one was given up: the first, doubled with each, up to the second
@@ -191,7 +190,6 @@ def _begin(job: Job, now: float, choice: Choice) -> None:
         replicas=job.spec.durability != "none",
         shares=() if state.all_reduce else division.shares(job.spec.shards, workers),
         speeds=division.speeds(servers),
-        stop=job.settings.handoff == "stop",
     )
     job.say(f"plan {plan.number}: {len(workers)} workers, {len(servers)} servers")
     prepare(job, PendingPlan(plan, state.plan, now))
@@ -301,9 +299,6 @@ def follow(job: Job, pending: PendingPlan) -> Collection[str] | None:
     state = job.state
     plan, previous = pending.plan, pending.previous
     all_moved = pending.all_moved()
-    if plan.stop and previous is not None and all_moved and not pending.resumed:
-        pending.resumed = True
-        job.tell({m.task for m in plan.workers}, Resume(plan=plan.number))
     # nor has one that waits at a barrier: it takes up the newest plan when that opens, or is told to end now
     leavers = pending.leavers() - state.dead.keys() - state.away()
     # a worker that has finished has nothing to push: the job went on from its last version

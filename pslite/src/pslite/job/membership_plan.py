@@ -27,8 +27,11 @@ class Member(WireRecord):
     machine: str = ""
 
 
-class Plan(WireRecord, kw_only=True):
-    """Who computes which shards and who owns which block, from the version on at which the plan takes effect."""
+class Plan(WireRecord, kw_only=True, forbid_unknown_fields=False):
+    """Who computes which shards and who owns which block, from the version on at which the plan takes effect.
+
+    Logs of earlier versions have plans with a field more.
+    """
 
     number: int
     workers: tuple[Member, ...]
@@ -39,8 +42,6 @@ class Plan(WireRecord, kw_only=True):
     backups: tuple[int, ...] = ()
     #: how many shards each worker computes; empty: almost equal numbers
     shares: tuple[int, ...] = ()
-    #: comparison setting: workers stop at the clock until everything has moved, as the DL2 paper does it
-    stop: bool = False
 
     def has(self, block: int) -> bool:
         """Whether `block` is there under this plan: those of keys that come late are not under earlier ones."""
@@ -152,7 +153,6 @@ def make_plan(
     shares: Sequence[int] = (),
     speeds: Sequence[float] = (),
     replicas: bool = False,
-    stop: bool = False,
 ) -> Plan:
     """Make plan `number` for the given members; blocks move only as far as balance needs it.
 
@@ -171,7 +171,6 @@ def make_plan(
         owners=owners,
         backups=choose_backups(blocks, servers, owners, previous) if replicas else (),
         shares=tuple(shares),
-        stop=stop,
     )
 
 

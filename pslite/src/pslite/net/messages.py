@@ -394,12 +394,6 @@ class Commit(Message):
     plan: int
 
 
-class Resume(Message):
-    """To workers that stopped at the clock of that plan (comparison setting): go on."""
-
-    plan: int
-
-
 class PlanDone(Message):
     """Everybody has moved to that plan: forget the one before."""
 
@@ -559,7 +553,6 @@ FromCoordinator = (
     | Abort
     | Begin
     | Commit
-    | Resume
     | PlanDone
     | Reassign
     | Census

@@ -10,7 +10,7 @@ from own_loop import own_loop
 from pslite.errors import ProtocolError
 from pslite.job.membership_plan import Member, make_plan
 from pslite.job.weight_blocks import cut
-from pslite.net.messages import Abort, Commit, Complete, Nack, PlanDone, Prepare, Ready, Resume
+from pslite.net.messages import Abort, Commit, Complete, Nack, PlanDone, Prepare, Ready, Seat
 from pslite.numeric.gradient_sums import Bundle, Supply
 from pslite.worker.allreduce.plan_groups import GroupBroken, PlanGroups
 
@@ -98,4 +98,4 @@ def test_what_the_coordinator_says_is_kept_for_the_scripts_thread(world):
     world.groups.hear(Complete(chief="worker-1"))
     assert (world.groups.committed, world.groups.chief) == (2, "worker-1")
     with pytest.raises(ProtocolError, match="no worker of an all-reduce job accepts"):
-        world.groups.hear(Resume(plan=1))
+        world.groups.hear(Seat(rank=0, workers=1))

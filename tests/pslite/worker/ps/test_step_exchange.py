@@ -34,7 +34,7 @@ class World:
         self.meanwhile = lambda: None
         initial = SimpleNamespace(asked=None)
         self.events = SimpleNamespace(
-            take_all=lambda: None, wait=self.wait, resumed=0, initial=initial,
+            take_all=lambda: None, wait=self.wait, initial=initial,
             plane=SimpleNamespace(unsent=False, leaving=False),
         )  # fmt: skip
         self.reports = ProgressReports(self.progress, self.sent.append)

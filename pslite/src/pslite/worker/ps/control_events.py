@@ -24,7 +24,6 @@ from pslite.net.messages import (
     Promote,
     Ready,
     Reassign,
-    Resume,
     Seat,
 )
 from pslite.net.tensor_frames import Link
@@ -37,7 +36,7 @@ from pslite.worker.ps.recovery_from_server_loss import Recovery
 
 #: messages that the script's thread takes up; connections and prepared plans come from threads that make them
 Event = (
-    PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Resume | Complete
+    PreparedPlan | Link | Abort | Begin | Reassign | Promote | PlanDone | Seat | BarrierOpen | Complete
     | AssignSamples
 )  # fmt: skip
 
@@ -66,8 +65,6 @@ class ControlEvents:
     missed_steps: bool = False
     #: the last answer to a question for samples
     samples: AssignSamples | None = None
-    #: the last plan for which everything has moved, where workers stand still until then
-    resumed: int = 0
     #: the worker that writes files, once all have the last version
     chief: str = ""
     #: the last plan that all members have moved to, until this worker is in it too
@@ -189,8 +186,6 @@ class ControlEvents:
                 self.missed_steps = event.missed_steps
             case AssignSamples():
                 self.samples = event
-            case Resume():
-                self.resumed = event.plan
             case Complete():
                 self.chief = event.chief
 

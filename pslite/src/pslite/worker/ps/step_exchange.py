@@ -99,21 +99,16 @@ class StepExchange:
 
     def enter(self, prepared: PreparedPlan, version: int) -> None:
         """Take a plan into use: it is in force from `version` on."""
-        plan, events, reports = prepared.plan, self._events, self._reports
+        plan = prepared.plan
         self._faults.reached(FaultPoint.ENTER_PLAN, plan)
         self._progress.entered = True
         self._model.enter(len(plan.owners))
         if prepared.added:
-            events.initial.asked = None  # its memory is freed
-        reports.was_member = self._plans.enter(prepared, version)
+            self._events.initial.asked = None  # its memory is freed
+        self._reports.was_member = self._plans.enter(prepared, version)
         self._progress.version = version
         self.set_share()
         self._report_first_push = True
-        if plan.stop and reports.was_member:
-            # The way of the DL2 paper, for comparison: stand still at the clock until everything has moved.
-            reports.suspension.start()
-            events.wait(lambda: events.resumed >= plan.number)
-            reports.suspension.stop()
 
     def set_share(self) -> None:
         """Set what is computed in the coming step: this worker's own part, and that of dead ones."""
