@@ -80,9 +80,11 @@ def shadow(
 
 def sentence(found: dict[str, Any]) -> str:
     """The comparison with one version in words."""
-    total = found["decisions"]
+    total, same, waited = found["decisions"], found["same"], found["waited"]
+    others = f" ({100 * (same - waited) / (total - waited):.0f} % of the others)" if total > waited else ""
     parts = [
-        f"the same in {found['same']} ({100 * found['same'] / total:.0f} %)",
+        f"the same in {same} ({100 * same / total:.0f} %)"
+        + (f", with the {waited} in which the job waits either way{others}" if waited else ""),
         f"more in {found['more']}",
         f"less in {found['less']}",
     ]

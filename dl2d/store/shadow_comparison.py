@@ -12,6 +12,7 @@ _RECENT = "slot > (SELECT coalesce(max(slot), 0) FROM slot_times WHERE days_ago 
 _COUNTS = """
 SELECT policy, policy_version, count(*) AS decisions, count(DISTINCT job) AS jobs,
        sum(CASE compared WHEN 'same' THEN 1 ELSE 0 END) AS same,
+       sum(CASE WHEN compared = 'same' AND workers = 0 AND ps = 0 THEN 1 ELSE 0 END) AS waited,
        sum(CASE compared WHEN 'more' THEN 1 ELSE 0 END) AS more,
        sum(CASE compared WHEN 'less' THEN 1 ELSE 0 END) AS less,
        sum(CASE compared WHEN 'other' THEN 1 ELSE 0 END) AS other,
@@ -32,8 +33,9 @@ def shadow_comparison(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Decisions of the last days in mode shadow, compared with what the site's scheduler gave.
 
-    First by policy and version: how many gave a job the same, more or less. Then at most ``limit`` jobs for which most
-    of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
+    First by policy and version: how many gave a job the same, more or less; and in how many of the same it ``waited``
+    either way, maybe since it could not start (it is held, or depends on another job). Then at most ``limit`` jobs for
+    which most of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
     """
     answers = (ask(place, query.format(recent=_RECENT.format(days), limit=limit)) for query in (_COUNTS, _JOBS))
     counts, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
