@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.policies.drf import Drf
+from dl2d.tick.observed_decision import OBSERVED
 
 #: Jobs that recorded slots must have, unless the caller says otherwise.
 MIN_JOBS: Final = 20
@@ -30,6 +31,8 @@ _MAX_CYCLES: Final = 5
 _MIN_BLOCK: Final = 8
 #: Slots with a choice below which none are held out to stop by.
 _MIN_STOPPING_SLOTS: Final = 10
+#: A scheduler is taken to answer what a slot shows within so many seconds: Slurm's sched_interval.
+_ANSWER_SECONDS: Final = 60.0
 #: Part of the tasks that is printed as 0.0 %.
 NO_TASKS: Final = 0.0005
 
@@ -86,6 +89,64 @@ class SplitRecordings(NamedTuple):
     compared: Sequence[Recording]
     #: Number of different jobs in all of them.
     jobs: int
+
+
+def with_answers(recordings: Sequence[Recording]) -> list[Recording]:
+    """Slots, oldest first, where the starts that a site's scheduler made after an observed slot count in that slot.
+
+    A slot is recorded as soon as a job comes or ends. The scheduler answers some seconds later, so that the next slot
+    shows what it started; without this, it would seem to have left room. A start of the next slot counts if that came
+    within ``_ANSWER_SECONDS`` and the job had room before.
+    """
+    found = list(recordings)
+    for number, (each, later) in enumerate(itertools.pairwise(recordings)):
+        if {each.decision.policy, later.decision.policy} != {OBSERVED}:
+            continue
+        if later.snapshot.at - each.snapshot.at > _ANSWER_SECONDS:
+            continue
+        given = _with_starts_of(found[number], later)
+        if given != found[number].decision:
+            found[number] = replace(found[number], decision=given)
+            found[number + 1] = replace(later, decision=_after(given, later.decision))
+    return found
+
+
+def _with_starts_of(recording: Recording, later: Recording) -> Decision:
+    """A decision with the starts of the next one for which the recording has room."""
+    decision = recording.decision
+    starts = {
+        entry.job: entry.allocation for entry in later.decision.jobs if entry.previous == NOTHING != entry.allocation
+    }
+    if not any(entry.job in starts and entry.allocation == NOTHING for entry in decision.jobs):
+        return decision
+    packing, jobs = recording.packing(), {job.key: job for job in recording.snapshot.jobs}
+    for entry in decision.jobs:
+        packing.add(jobs[entry.job], entry.allocation)
+    return replace(
+        decision,
+        jobs=tuple(
+            replace(entry, allocation=starts[entry.job])
+            if entry.job in starts
+            and entry.allocation == NOTHING
+            and packing.add(jobs[entry.job], starts[entry.job]) is None
+            else entry
+            for entry in decision.jobs
+        ),
+    )
+
+
+def _after(before: Decision, decision: Decision) -> Decision:
+    """A decision in which jobs that the one before started have had their size already."""
+    sizes = before.allocations()
+    return replace(
+        decision,
+        jobs=tuple(
+            replace(entry, previous=entry.allocation)
+            if entry.previous == NOTHING and sizes.get(entry.job, NOTHING) == entry.allocation
+            else entry
+            for entry in decision.jobs
+        ),
+    )
 
 
 def split_recordings(recordings: Sequence[Recording], min_jobs: int = MIN_JOBS) -> SplitRecordings:

@@ -11,7 +11,7 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 from dl2d.core.cluster import NodeSet
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.learning.recorded_decisions import Recording, has_choice, simple_yardstick, split_recordings
+from dl2d.learning.recorded_decisions import Recording, has_choice, simple_yardstick, split_recordings, with_answers
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 
@@ -54,6 +54,37 @@ def test_a_job_that_may_use_no_node_is_no_choice() -> None:
     held = NodeSet((a_job(2).key,), frozenset(), "Slurm does not start it now: JobHeldUser")
     slot = replace(slot, snapshot=replace(slot.snapshot, node_sets=(held,)))
     assert not has_choice(slot, a_slot(1, j1=(ONE, ONE)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "policy", "cpu", "given"),
+    [
+        pytest.param(5.0, "observed", 64, TWO, id="it had room"),
+        pytest.param(61.0, "observed", 64, NOTHING, id="too late to be an answer"),
+        pytest.param(5.0, "drf", 64, NOTHING, id="dl2d decided"),
+        pytest.param(5.0, "observed", 4, NOTHING, id="it had no room"),
+    ],
+)
+def test_starts_soon_after_an_observed_slot_count_in_that_slot(
+    seconds: float, policy: str, cpu: int, given: Allocation
+) -> None:
+    """In the first slot another job has just ended; in the second one j2 has its room."""
+    slots = [a_slot(1, j1=(ONE, ONE), j2=(NOTHING, NOTHING)), a_slot(2, j1=(ONE, ONE), j2=(NOTHING, TWO))]
+    nodes = [cluster(1, cpu=cpu, gpu=8), cluster(2, cpu=64, gpu=8)]
+    recorded = [
+        replace(
+            each, snapshot=replace(each.snapshot, at=each.snapshot.at + number * seconds, nodes=nodes[number]),
+            decision=replace(each.decision, policy=policy),
+        )
+        for number, each in enumerate(slots)
+    ]  # fmt: skip
+    first, second = with_answers(recorded)
+    j2 = a_job(2).key
+    assert first.decision.allocations() == {a_job(1).key: ONE, j2: given}
+    (before,) = (entry.previous for entry in second.decision.jobs if entry.job == j2)
+    assert before == given
+    assert second.decision.allocations()[j2] == TWO
+    assert [each.snapshot for each in (first, second)] == [each.snapshot for each in recorded]
 
 
 def test_held_out_are_blocks_of_slots_with_a_choice_spread_over_the_recorded_time() -> None:

@@ -118,7 +118,7 @@ class Dl2PaperPolicy:
                 text = "the learned policy gives it nothing although there is room"
             elif not sizing.steps_left(job):
                 text = f"has its maximum of {has}"
-            elif self.encoding.fixed_sizes and has == sizing.asked_size(job):
+            elif sizing.is_fixed(job) and has == sizing.asked_size(job):
                 text = f"has the {has} that its user asks for"
             elif job.key in last_bundles and has != job.request.min_size:
                 text = f"has {has} of the {sizing.asked_size(job)} that its user asks for, for which there is no room"

@@ -5,10 +5,10 @@ Observations and actions are those of ``dl2d.simulation.vectorized.dl2_paper_siz
 Jobs are gone through in submit order, in batches of J. In each, tasks are given one step at a time: a worker, a PS or
 one of both for one of the jobs, until enough. To a job that has less than its minimum size each of them gives what it
 lacks of that, as a whole: below it, no job can run. Where a job allows only some worker counts, a step of workers leads
-to the next of them, and one of both adds as many PSs. Where the encoding has fixed sizes, each gives a job what it
-lacks of the size that its user asks for, if there is room for that when no other job has any tasks; a job that runs at
-this size keeps it, and none gets more. A learned policy takes the steps that its network says; a lesson, those that led
-to a decision that was recorded.
+to the next of them, and one of both adds as many PSs. To a job of fixed size (a static job, and any where the encoding
+has fixed sizes) each gives what it lacks of the size that its user asks for, if there is room for that when no other
+job has any tasks; a job that runs at this size keeps it, and none gets more. A learned policy takes the steps that its
+network says; a lesson, those that led to a decision that was recorded.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class Sizing:
         self._types = {model: place for place, model in enumerate(encoding.models)}
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
         #: What a job's first step leads to. To be found out before any job has tasks.
-        self._first = self._least
-        if encoding.fixed_sizes:
-            self._first = {job.key: self._fixed_size(job) for job in snapshot.jobs}
+        self._first = {**self._least, **{job.key: self._fixed_size(job) for job in snapshot.jobs if self.is_fixed(job)}}
         self.filling = GreedyAllocation(snapshot, packing)
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
         self._drawn = {key: size for key, size in drawn if size is not None}
@@ -87,13 +85,12 @@ class Sizing:
         self.closed: set[int] = set()
         #: Why there is no room for the minimum size of jobs that have none, by kind.
         self._starts: dict[int, Reason | None] = {}
+        for job in snapshot.jobs:
+            first = self._first[job.key]
+            if self.is_fixed(job) and self.floor(job) != NOTHING and self.filling.held[job.key].covers(first):
+                self._add(job, first.beyond(self.filling.allocations[job.key]))
         if encoding.first_bundles:
             self._give_bundles()
-        if encoding.fixed_sizes:
-            for job in snapshot.jobs:
-                first = self._first[job.key]
-                if self.floor(job) != NOTHING and self.filling.held[job.key].covers(first):
-                    self._add(job, first.beyond(self.filling.allocations[job.key]))
         for job in snapshot.jobs:
             if job.key in self._drawn:
                 self._add(job, self._drawn[job.key].beyond(self.filling.allocations[job.key]))
@@ -108,11 +105,15 @@ class Sizing:
         """What the job keeps whatever is decided."""
         return self._floors.get(job.key, NOTHING)
 
+    def is_fixed(self, job: Job) -> bool:
+        """Whether the job has the size that its user asks for, or nothing."""
+        return job.static or self.encoding.fixed_sizes
+
     def most(self, job: Job) -> Allocation:
         """What the job may get at most."""
         if job.key in self._drawn:
             return self._drawn[job.key]
-        asked = self.asked_size(job) if self.encoding.fixed_sizes else NOTHING
+        asked = self.asked_size(job) if self.is_fixed(job) else NOTHING
         return asked if asked.covers(self._least[job.key]) else _allowed(job, job.request.max_size)
 
     def type_of(self, job: Job) -> int:
@@ -239,7 +240,7 @@ class Sizing:
         return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
 
     def _give_bundles(self) -> None:
-        """Give each elastic job in turn its minimum size, where nodes have room for it.
+        """Give each job in turn its minimum size, or a static job its fixed size, where nodes have room for it.
 
         With last bundles, which are for a teacher that serves one job after the other, and on the authors' placement,
         which tries one node only, it ends at the first that waits for room. One that may use some of the nodes only
@@ -249,8 +250,9 @@ class Sizing:
         #: The first job without room of those that may use the same nodes.
         first_waiting: dict[frozenset[str] | None, Job] = {}
         for job in self._snapshot.jobs:
-            lacks = self._least[job.key].beyond(self.filling.allocations[job.key])
-            if job.static or lacks == NOTHING:
+            bundle = (self._first if job.static else self._least)[job.key]
+            lacks = bundle.beyond(self.filling.allocations[job.key])
+            if lacks == NOTHING:
                 continue
             may_use = self.filling.may_use.get(job.key)
             ahead = first_waiting.get(None) or first_waiting.get(may_use)

@@ -272,6 +272,32 @@ def test_with_fixed_sizes_a_job_gets_what_its_user_asks_for_or_waits_for_room() 
     assert sizes(eager, 4, {})[3] > 0
 
 
+@pytest.mark.parametrize("bundles", ["first_bundles", "last_bundles"])
+@pytest.mark.parametrize("eager", [True, False], ids=["gives workers", "gives nothing"])
+def test_static_jobs_beside_elastic_ones_have_the_size_that_their_users_ask_for_or_nothing(
+    bundles: str, eager: bool
+) -> None:
+    """Such a job was given workers one by one, and had 3 of 4, or 9 of 4 on an idle cluster."""
+    settings = {"resources": ["cpu", "gpu"], "models": ["other"], "network": "shared", "usual_sizes": [[3, 0]],
+                "first_bundles": False, bundles: True}  # fmt: skip
+    checkpoint = a_checkpoint(scale=0.0, **settings)
+    bias = np.array([1 if eager else -1, 0, 0], dtype=np.float32)
+    policy = Dl2PaperPolicy(replace(checkpoint, weights={**checkpoint.weights, "policy.job.bias": bias}))
+    plain = {**NO_PS, "model": "other", "max_workers": 16, "worker": Resources.of(cpu=1, gpu=1)}
+    jobs = [a_job(number, static=True, **plain, asked_size=Allocation(4, 0)) for number in range(2)]
+    jobs += [a_job(2, **plain), a_job(3, static=True, **plain, asked_size=Allocation(4, 0))]
+
+    def sizes(gpus: int, held: dict[int, Allocation]) -> list[int]:
+        decision = ask(policy, a_snapshot(jobs, cluster(1, cpu=32, gpu=gpus), held=held))
+        return [entry.allocation.workers for entry in decision.jobs]
+
+    given = sizes(32, {})
+    assert [given[0], given[1], given[3]] == [4, 4, 4]
+    assert given[2] == (16 if eager else 1)
+    # The second runs and keeps its size, although the first was submitted before it.
+    assert sizes(7, {1: Allocation(4, 0)})[:2] == [0, 4]
+
+
 def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimum_size_where_there_is_room() -> None:
     """In submit order, until one has no room."""
     jobs = [a_job(1), a_job(2, **NO_PS | {"min_workers": 2}), a_job(3)]
