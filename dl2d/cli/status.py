@@ -32,6 +32,7 @@ from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode
+from dl2d.core.decision import Constraint
 from dl2d.core.job_views import MAX_LISTED, JobStatus, StatusView, TaskStatus
 from dl2d.core.jobs import JobKey, JobState
 from pslite.job.printable_text import printable
@@ -215,6 +216,8 @@ def _size(mebibytes: float | None) -> str:
 def _row(line: JobStatus, now: float, suspended: str) -> tuple[str | Text, ...]:
     job, progress, decided = line.job, line.job.progress, line.decided
     ended = job.state.ended
+    is_said = decided is not None and decided.binding_reason.constraint is Constraint.SILENT
+    silent = "" if is_said else remark_on_silence(job, now)
     return (
         job.key.id,
         job.request.name,
@@ -227,7 +230,7 @@ def _row(line: JobStatus, now: float, suspended: str) -> tuple[str | Text, ...]:
         "-" if ended else number(progress.steps_per_second),
         number(progress.loss),
         duration((job.ended_at or now) - job.key.submitted),
-        "; ".join(filter(None, (remark_on_silence(job, now), suspended, why_of(line)))),
+        "; ".join(filter(None, (silent, suspended, why_of(line)))),
     )
 
 

@@ -435,7 +435,12 @@ def _silence_of(
         return Silence(f"its batch job reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
     if tag in calling_unlisted:
         return Silence("the resource manager does not list its anchor, whose coordinator still reports")
-    return None if job.key in calling else Silence("its coordinator is silent")
+    if job.key in calling:
+        return None
+    silent_for = at - job.progress.at
+    # Not known where it has never reported, or since the clock was set back.
+    is_known = job.progress.at and silent_for > 0
+    return Silence(f"its coordinator had not reported for {silent_for:.0f} s" if is_known else "its coordinator is silent")
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

@@ -69,7 +69,7 @@ def guard(
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = guard_state.resized_at.get(job.key)
         if job.key in silent:
-            found = _limits_of_silent(entry, job, at, silent[job.key])
+            found = _limits_of_silent(entry, job, silent[job.key])
         elif (
             (failures := guard_state.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
@@ -199,12 +199,11 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         yield entry
 
 
-def _limits_of_silent(entry: JobDecision, job: Job, at: float, silence: Silence) -> _JobLimits:
+def _limits_of_silent(entry: JobDecision, job: Job, silence: Silence) -> _JobLimits:
     held = entry.previous
     found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held or silence.not_executing:
-        text = f"{silence.cause} (last report {at - job.progress.at:.0f} s ago): allocation unchanged meanwhile"
-        found.reasons.append(Reason(Constraint.SILENT, text))
+        found.reasons.append(Reason(Constraint.SILENT, f"{silence.cause}: allocation unchanged meanwhile"))
     return found
 
 

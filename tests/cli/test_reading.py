@@ -65,6 +65,16 @@ def test_a_coordinator_that_does_not_report_is_told(dl2d: Dl2d, recorded: Record
     assert silent not in dl2d("why", "second", "-c", recorded.config).out
 
 
+def test_status_says_once_that_a_coordinator_does_not_report(dl2d: Dl2d, recorded: Recorded):
+    """The reason of the newest decision says so already, where the policy wants another size."""
+    world = recorded.world
+    world.store.change_job(recorded.second, JobChange(state=JobState.CANCELLED), world.now)
+    world.tick(100.0)
+    line = line_of(dl2d("status", "-c", recorded.config).out, "first")
+    assert ": allocation unchanged meanwhile" in line
+    assert line.count("not reported for ") == 1
+
+
 def test_names_are_shown_as_they_are_and_nothing_is_cut(dl2d: Dl2d, recorded: Recorded):
     ran = dl2d("status", "-c", recorded.config)
     assert "[bold]huge[/bold]" in ran.out

@@ -1101,7 +1101,10 @@ def test_a_silent_job_keeps_what_it_has_until_it_calls_again(world: World) -> No
     assert [entry["job"] for entry in logs if entry["event"] == "coordinator is silent"] == [first.id]
     entry = reason(report, first)
     assert (entry.previous, entry.allocation) == ((8, 8), (8, 8))
-    assert [why.constraint for why in entry.guarded] == [Constraint.SILENT]
+    # The decision was made when the second job's coordinator had called, 20 s ago.
+    assert [(why.constraint, why.text) for why in entry.guarded] == [
+        (Constraint.SILENT, "its coordinator had not reported for 81 s: allocation unchanged meanwhile")
+    ]
     assert (world.has(first), world.has(second)) == ((8, 8), NOTHING)
     world.settle()
     assert (world.has(first), world.has(second)) == ((4, 4), (4, 4))
@@ -1425,7 +1428,7 @@ def test_a_job_whose_anchor_is_suspended_gets_no_tasks_and_avoids_no_nodes(world
     before = {task.id for task in world.tasks(key)}
     anchor = next(job for job in world.manager.live() if job.handle == world.job(key).anchor)
     world.manager.put(structs.replace(anchor, not_executing=True), ())
-    says = "its anchor is suspended, or its nodes are being prepared ("
+    says = "its anchor is suspended, or its nodes are being prepared: "
     assert reason(world.tick(), key).binding_reason.text.startswith(says)
     for task in world.tasks(key):  # they hear nothing of their coordinator
         world.manager.end(task.handle, RmJobState.FAILED, "FAILED, exit status 1")
