@@ -224,7 +224,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_executing: bool = False
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
-    #: Of a task that waits: it waits for something that has nothing to do with its node, such as a hold or a licence.
+    #: Of a task that waits: it waits for something that has nothing to do with its node, such as a hold, a licence or a
+    #: claim for which dl2d keeps room.
     any_node: bool = False
     #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
     limit: GrowthLimit | None = None
@@ -251,6 +252,12 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def identity(self) -> RmIdentity:
         """Its identity, with which it can be stopped."""
         return RmIdentity(self.handle, self.submitted, self.user, self.tag)
+
+    def yields_to(self, claim: Claim) -> bool:
+        """Whether the elastic job of this anchor gives up tasks to a claim."""
+        if self.yields is Yields.HIGHER_PRIORITY and not claim.standing:
+            return claim.priority > self.priority
+        return self.yields is not Yields.NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.resource_manager import Claim, GrowthLimit, RmJob, RmListing, Yields
+from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 
 
 class ElasticJobs:
@@ -33,13 +33,13 @@ class ElasticJobs:
     def yields(self, key: JobKey, claim: Claim) -> bool:
         """Whether a job gives up tasks to a claim."""
         anchor = self.anchors.get(key)
-        return anchor is not None and key not in self._silent and _yields(anchor, claim)
+        return anchor is not None and key not in self._silent and anchor.yields_to(claim)
 
     def all_yield_on(self, nodes: Collection[str], claim: Claim) -> bool:
         """Whether all jobs that may use any of these nodes yield to a claim; silent ones count like others."""
         names = frozenset(nodes)
         return all(
-            _yields(anchor, claim) or names.isdisjoint(self._may_use.get(key, self._all_nodes))
+            anchor.yields_to(claim) or names.isdisjoint(self._may_use.get(key, self._all_nodes))
             for key, anchor in self.anchors.items()
         )
 
@@ -75,9 +75,3 @@ class ElasticJobs:
             while lacks.covers(more := found.plus(one)) and limit.allows(request.demand_of(more), sum(more)):
                 found = more
         return found
-
-
-def _yields(anchor: RmJob, claim: Claim) -> bool:
-    if anchor.yields is Yields.HIGHER_PRIORITY and not claim.standing:
-        return claim.priority > anchor.priority
-    return anchor.yields is not Yields.NEVER

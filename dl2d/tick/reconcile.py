@@ -440,7 +440,9 @@ def _silence_of(
     silent_for = at - job.progress.at
     # Not known where it has never reported, or since the clock was set back.
     is_known = job.progress.at and silent_for > 0
-    return Silence(f"its coordinator had not reported for {silent_for:.0f} s" if is_known else "its coordinator is silent")
+    return Silence(
+        f"its coordinator had not reported for {silent_for:.0f} s" if is_known else "its coordinator is silent"
+    )
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

@@ -58,6 +58,7 @@ from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
     share_limits,
     standing_claims,
     with_given,
+    with_tasks_behind_claims,
 )
 from dl2d_slurm.limits.association_limits import AssociationLimits
 from dl2d_slurm.limits.limits_from_reason_codes import never_starts, with_limits
@@ -263,12 +264,18 @@ class SlurmManager:
         held = [(partition, room) for _, partition, room in jobs.tasks]
         held_in_partitions = [(each.partition, each.qos, each.nodes) for each in jobs.in_partitions.values()]
         max_cpus = MaxCpusPerNode(rules, nodes.partitions, jobs.in_partitions)
+        of_waiting = tuple(
+            claims(
+                with_given(map(self._with_excluded, waiting), eligibility.of, self._capacities, rules),
+                eligibility.of, self._capacities, max_cpus.of,
+            )
+        )  # fmt: skip
         limited = frozenset[str]().union(*(limit.waiting for limit in limits))
         unknown = jobs.unknown + nodes.unknown
         listing = RmListing(
             now,
             max_cpus.nodes(seen_nodes),
-            (*max_cpus.jobs(seen_jobs), *ended),
+            (*max_cpus.jobs(with_tasks_behind_claims(seen_jobs, self._tasks, of_waiting)), *ended),
             ended_until,
             jobs.unreadable + nodes.unreadable,
             growth_limits=(
@@ -276,12 +283,7 @@ class SlurmManager:
                 *limits,
             ),
             claims=(
-                *claims(
-                    with_given(map(self._with_excluded, waiting), eligibility.of, self._capacities, rules),
-                    eligibility.of,
-                    self._capacities,
-                    max_cpus.of,
-                ),
+                *of_waiting,
                 *reservation_claims(
                     reservations, {job.handle: (job.user, anchors[job.handle]) for job in running}, now
                 ),

@@ -309,6 +309,30 @@ def test_rules_of_the_partitions_of_a_jobs_tasks_hold_whatever_that_of_its_ancho
         assert (limit.anchors, limit.left["cpu"]) == (jobs, 4 - 3)
 
 
+@pytest.mark.parametrize(
+    ("reason", "others", "rule", "waits_for_claim"),
+    [
+        ("Priority", {}, {}, True),
+        ("Priority", {"Partition": "cpu"}, {}, False),  # on n2 and n3
+        ("Priority", {"Reason": "JobHeldUser"}, {}, False),
+        ("Priority", {}, {"yield": "never"}, False),
+        ("Priority", {"PriorityLong": 1}, {"yield": "higher-priority"}, False),
+        ("Resources", {}, {}, False),
+    ],
+)
+def test_the_node_is_not_at_fault_where_a_task_waits_behind_a_job_to_which_its_job_yields(
+    slurm: FakeSlurm, manager_on: Managers, reason: str, others: dict[str, object], rule: dict[str, object],
+    waits_for_claim: bool,
+) -> None:  # fmt: skip
+    """As behind a heterogeneous job, whose components wait for each other."""
+    slurm.answer("sinfo", rows=[node_row("n1"), *(node_row(name, PartitionName="cpu") for name in ("n2", "n3"))])
+    task = job_row(8, State="PENDING", Reason=reason, NodeList="", ReqNodes="n1", Comment=TAG, PriorityLong=7)
+    slurm.answer("squeue", rows=[job_row(7, PriorityLong=7), task, pending(10, **others)])
+    listing = manager_on(sharing=[rule] if rule else []).listing(tasks=[live_task("8", TAG)])
+    (waiting,) = (job for job in listing.jobs if job.handle == "8")
+    assert waiting.any_node is waits_for_claim
+
+
 def test_of_jobs_with_a_tag_only_tasks_of_the_store_count_in_a_share(slurm: FakeSlurm, manager_on: Managers) -> None:
     """Alice has removed the comment of one of her tasks, and written that of a task on a job that is none."""
     slurm.answer("sinfo", rows=[node_row("n1")])

@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from dl2d.core.cluster import Node, NodeState
-from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit
+from dl2d.core.cluster import Node, NodeState, Task
+from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import (
     EXCLUSIVE_FIELDS,
@@ -47,6 +47,8 @@ _ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
+#: The reason of a job that waits since others of higher priority wait for the same nodes.
+_BEHIND_OTHERS: Final = "Priority"
 
 
 #: The rule of partitions that no rule names.
@@ -107,7 +109,7 @@ def waiting_job(
         demand=demand,
         whole=has_whole_nodes(record),
         expected_start=float(timestamp(record["StartTime"])),
-        behind_others=reason == "Priority",
+        behind_others=reason == _BEHIND_OTHERS,
         is_task=is_task,
     )
     # The end that Slurm has planned is no limit: the job would end earlier if it started earlier.
@@ -260,6 +262,36 @@ def claims(
             required=frozenset(hosts(job.required)), planned=hosts(job.planned), all_memory=all_memory,
             demand=least, spreads=tuple(zip((nodes for nodes, _ in job.claim.spreads), spreads, strict=True)),
         )  # fmt: skip
+
+
+def with_tasks_behind_claims(
+    jobs: Iterable[RmJob], tasks: Mapping[str, Task], found: Iterable[Claim]
+) -> tuple[RmJob, ...]:
+    """The jobs; a task that waits behind a claim to which its job yields waits for nothing of its node.
+
+    ``tasks`` are dl2d's, by handle, or by tag where they have none.
+    """
+    jobs, of_others = tuple(jobs), [claim for claim in found if not claim.is_task]
+    anchors = {job.shown_id: job for job in jobs} if of_others else {}
+
+    def is_behind_claim(job: RmJob) -> bool:
+        task = tasks.get(job.handle) or tasks.get(job.tag)
+        anchor = None if task is None else anchors.get(task.job.id)
+        return (
+            task is not None
+            and anchor is not None
+            and any(
+                anchor.yields_to(claim) and (claim.eligible is None or task.node in claim.eligible)
+                for claim in of_others
+            )
+        )
+
+    return tuple(
+        replace(job, any_node=True)
+        if job.tag and job.state is RmJobState.PENDING and job.reason == _BEHIND_OTHERS and is_behind_claim(job)
+        else job
+        for job in jobs
+    )
 
 
 def without_memory(demand: Resources) -> Resources:
