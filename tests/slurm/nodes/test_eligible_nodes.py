@@ -177,6 +177,19 @@ def test_nodes_of_a_reservation_are_claimed_from_ten_minutes_before_it_begins_to
         assert all(claim.eligible == maintenance.nodes for claim in found)
 
 
+def test_the_nodes_of_a_reservation_whose_start_stays_ahead_are_not_emptied() -> None:
+    """Slurm starts short jobs there."""
+    line = "ReservationName=r StartTime={} EndTime=9000 Nodes=n1 Flags=SPEC_NODES,TIME_FLOAT TRES=cpu=8\n"
+    for now in (100, 200):
+        reservations = parse_reservations(line.format(now + 60), CPUS)
+        assert not list(reservation_claims(reservations, {}, now))
+        eligibility = Eligibility(CPUS, {}, {}, reservations, now)
+        found = eligibility.of(AnchorOptions(ends=now + 61))
+        assert found is not None
+        assert "n1" not in found.nodes
+        assert eligibility.of(AnchorOptions(ends=now + 59)) is None
+
+
 @pytest.mark.parametrize(("reservation", "nodes"), [("maintenance", {"n1", "n2", "n3"}), ("", {"n3"})])
 def test_only_jobs_of_a_flexible_reservation_keep_their_tasks_on_its_nodes_before_it_begins(
     reservation: str, nodes: set[str]

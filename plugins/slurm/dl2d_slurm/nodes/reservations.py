@@ -53,6 +53,8 @@ class Reservation:
     #: Its jobs may use other nodes as well.
     flexible: bool = False
     magnetic: bool = False
+    #: It never begins: its start is always the same time ahead, so that only jobs that end before then run there.
+    floating: bool = False
     #: Names of those who may use it, or, with a minus, may not; all if empty.
     users: frozenset[str] = frozenset()
     accounts: frozenset[str] = frozenset()
@@ -123,7 +125,7 @@ def _parsed(lines: Iterable[str], cpus: Mapping[str, float]) -> Iterator[Reserva
             yield Reservation(
                 fields["ReservationName"], nodes, timestamp(fields.get("StartTime", "")),
                 timestamp(fields.get("EndTime", "")), flexible="FLEX" in flags, magnetic=magnetic,
-                users=users, accounts=accounts,
+                floating="TIME_FLOAT" in flags, users=users, accounts=accounts,
             )  # fmt: skip
 
 
@@ -159,7 +161,7 @@ def reservation_claims(
     flexible one also before.
     """
     for each in reservations:
-        if at < each.end and each.start <= at + LEAD_SECONDS:
+        if at < each.end and each.start <= at + LEAD_SECONDS and not each.floating:
             members = frozenset(
                 handle
                 for handle, (user, options) in jobs.items()
