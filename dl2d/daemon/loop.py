@@ -536,6 +536,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             answered_since=self._answered.since,
             starting=self._answered.starting,
             ending=self._answered.ending,
+            after_gap=self._answered.after_gap,
             start_allowance=(self._manager.start_allowance if isinstance(self._manager, RateLimitedManager) else None),
             submitter=self._submitter,
             submit_seconds=poll_seconds,

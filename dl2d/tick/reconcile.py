@@ -436,7 +436,9 @@ def _silence_of(
     if tag in calling_unlisted:
         return Silence("the resource manager does not list its anchor, whose coordinator still reports")
     if job.key in calling:
-        return None
+        # It may have finished meanwhile, and its next heartbeat says so.
+        returns = "its coordinator reports again, after it had been silent; what it reports next counts"
+        return Silence(returns) if context.after_gap(job.key) else None
     silent_for = at - job.progress.at
     # Not known where it has never reported, or since the clock was set back.
     is_known = job.progress.at and silent_for > 0

@@ -1110,6 +1110,24 @@ def test_a_silent_job_keeps_what_it_has_until_it_calls_again(world: World) -> No
     assert (world.has(first), world.has(second)) == ((4, 4), (4, 4))
 
 
+def test_no_task_starts_after_a_silence_until_the_coordinator_has_reported_twice(world: World) -> None:
+    """Its job may have finished meanwhile, and the first heartbeat may have been under way since before that."""
+    key = world.settled()
+    for task in world.tasks(key):
+        world.manager.end(task.handle, RmJobState.DONE)
+    world.tick(61.0)
+    before = len(world.manager.submitted)
+    world.after_gap = [key]
+    for _ in range(3):
+        world.beat()
+        world.tick()
+    assert len(world.manager.submitted) == before
+    world.after_gap = []
+    world.beat()
+    world.tick()
+    assert len(world.manager.submitted) > before
+
+
 def test_a_clock_that_is_set_back_does_not_keep_a_decision_standing(world: World) -> None:
     world.submit()
     world.settle()

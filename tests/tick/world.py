@@ -100,6 +100,7 @@ class World:
         self.starting: Collection[str] | None = None
         #: Jobs whose coordinators say that their training is done.
         self.ending: Collection[JobKey] = ()
+        self.after_gap: Collection[JobKey] = ()
 
     def close(self) -> None:
         if self.url:
@@ -162,6 +163,7 @@ class World:
             final_states=self.final_states,
             starting=lambda job: self.starting,
             ending=lambda job: job in self.ending,
+            after_gap=lambda job: job in self.after_gap,
             timer=lambda: self.elapsed,
         )
 

@@ -9,12 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from dl2d.core.jobs import JobKey
 from dl2d.daemon.api.newest_entries import NewestEntries
 
 #: Jobs that are remembered, and processes of a job: it has one coordinator, and a new one after each death.
 _MAX_JOBS, _MAX_SENDERS = 100_000, 64
+
+
+class _Answered(NamedTuple):
+    """Answers to the heartbeats of a job: since when without a gap, the last, and what its heartbeat said."""
+
+    since: float
+    last: float
+    #: Which tasks start, and whether all end.
+    starting: frozenset[str] | None
+    ending: bool
+    #: Whether it is the first after a gap.
+    after_gap: bool
 
 
 class AnsweredHeartbeats:
@@ -29,22 +42,23 @@ class AnsweredHeartbeats:
     ) -> None:
         self._timer, self._silent_seconds = timer, silent_seconds
         self._lock = threading.Lock()
-        #: By job, since when, the last answer, and what its heartbeat said: which tasks start, and whether all end.
-        self._answered = NewestEntries[JobKey, tuple[float, float, frozenset[str] | None, bool]](_MAX_JOBS)
+        self._answered = NewestEntries[JobKey, _Answered](_MAX_JOBS)
 
     def note(self, job: JobKey, starting: Collection[str] | None = None, *, ending: bool = False) -> None:
         """Note an answer, to a heartbeat with these tasks that are starting; ``ending``: its training is done."""
         with self._lock:
             now = self._timer()
-            since, last, *_ = self._answered.get(job, (now, now, None, False))
-            since = since if now - last <= self._silent_seconds() else now
-            self._answered[job] = since, now, None if starting is None else frozenset(starting), ending
+            before = self._answered.get(job)
+            after_gap = before is not None and now - before.last > self._silent_seconds()
+            since = now if before is None or after_gap else before.since
+            starts = None if starting is None else frozenset(starting)
+            self._answered[job] = _Answered(since, now, starts, ending, after_gap)
 
     def since(self, job: JobKey) -> float | None:
         """Since when without a gap; None if none of its heartbeats was answered."""
         with self._lock:
             answered = self._answered.get(job)
-        return None if answered is None else answered[0]
+        return None if answered is None else answered.since
 
     def starting(self, job: JobKey) -> frozenset[str] | None:
         """Ids of the tasks whose dl2-run had reached the coordinator at its last heartbeat, and that had not joined.
@@ -53,13 +67,19 @@ class AnsweredHeartbeats:
         """
         with self._lock:
             answered = self._answered.get(job)
-        return None if answered is None else answered[2]
+        return None if answered is None else answered.starting
 
     def ending(self, job: JobKey) -> bool:
         """Whether the job's training was done at its last heartbeat, so that its tasks end."""
         with self._lock:
             answered = self._answered.get(job)
-        return answered is not None and answered[3]
+        return answered is not None and answered.ending
+
+    def after_gap(self, job: JobKey) -> bool:
+        """Whether its last heartbeat was the first after a gap: it may have been under way since the gap began."""
+        with self._lock:
+            answered = self._answered.get(job)
+        return answered is not None and answered.after_gap
 
 
 class JobOwners:

@@ -56,6 +56,17 @@ def test_whether_a_jobs_training_is_done_is_what_the_last_heartbeat_says(world: 
         assert world.answered.ending(job) is ending
 
 
+def test_the_first_heartbeat_after_a_gap_may_be_as_old_as_the_gap(world: ApiWorld) -> None:
+    job = world.submit()
+    found = []
+    for number, seconds in enumerate((0.0, 59.0, 61.0, 1.0, 61.0)):
+        world.elapsed += seconds
+        world.now += seconds
+        assert send(world, job, beat(number)) == [200]
+        found.append(world.answered.after_gap(job))
+    assert found == [False, False, True, False, True]
+
+
 def test_a_late_heartbeat_of_a_dead_coordinator_does_not_set_the_address_back(world: ApiWorld) -> None:
     job = world.submit()
     old = beat(7, "first")
