@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.jobs import job, sent, spec
+import pytest
+from coordinator.jobs import JOINED, job, sent, spec
 
 from pslite.coordinator import barrier
 from pslite.coordinator.job_state import PendingPlan
@@ -24,6 +25,19 @@ def test_a_worker_that_waits_for_the_first_plan_is_not_waited_for_at_a_barrier_o
     first.at_barrier, newcomer.described = True, False
     barrier.check(a_job, 0.0)
     assert len(first.channel.unconfirmed) == 1
+
+
+@pytest.mark.parametrize("left_over", ["dismissed", "of the run before"])
+def test_a_worker_that_ends_and_is_in_no_plan_delays_no_barrier(left_over):
+    a_job, _ = job(["worker-0", "worker-1", "ps-0"], plan=["worker-0", "ps-0"])
+    trains, leaves, _ = a_job.state.members.values()
+    if left_over == "dismissed":
+        leaves.dismiss("no longer wanted")
+    else:  # its script had ended before the others'
+        leaves.state, leaves.finished_at, leaves.outdated = "active", JOINED, True
+    trains.at_barrier = True
+    barrier.check(a_job, 0.0)
+    assert sent(a_job, "worker-0") == ["BarrierOpen"]
 
 
 def test_a_leaving_worker_trains_on_alone_while_all_that_stay_wait_at_a_barrier():

@@ -45,11 +45,15 @@ def check(job: Job, now: float) -> None:
 
 
 def _training(state: JobState, workers: list[MemberState]) -> list[MemberState]:
-    """Return the workers that train: one that a plan adds from its first step on, one that it removes to its last."""
+    """Return the workers that train: one that a plan adds from its first step on, one that it removes to its last.
+
+    One in no plan, which was dismissed or is of the run before, and whose process has not ended yet, is none of them.
+    """
     pending = state.pending
     not_yet = pending.newcomers() - pending.pushed.keys() if pending is not None else set()
     no_more = pending.drained if pending is not None else set()
-    return [m for m in workers if m.state != "joined" and not m.finished and m.task not in not_yet | no_more]
+    in_force = state.workers_in_force() - not_yet - no_more
+    return [m for m in workers if m.task in in_force and not m.finished]
 
 
 def _open_if_all_wait(workers: list[MemberState]) -> None:
