@@ -267,6 +267,22 @@ def test_tasks_of_users_of_a_magnetic_reservation_run_in_it_and_elsewhere(real: 
         real.cluster.run("scontrol", "delete", "reservationname=mag")
 
 
+def test_a_reservation_whose_start_stays_ahead_empties_no_node(real: Real, manager: SlurmManager) -> None:
+    reserved = ("starttime=now+5minutes", "duration=60", f"users={real.alice.name}")
+    try:
+        for name, node, *flags in (("begins", "n1"), ("floats", "n2", "flags=time_float")):
+            real.cluster.run("scontrol", "create", "reservation", f"reservationname={name}", f"nodes={node}", *reserved,
+                             *flags)  # fmt: skip
+        anchor = real.cluster.submit_as(real.alice, FOREVER_SCRIPT, "--nodelist=n3", "--mem=10", "--time=30")
+        wait_for(real, manager, anchor, RmJobState.RUNNING)
+        listing = manager.listing()
+        assert {claim.handle for claim in listing.claims} == {"reservation begins"}
+        assert listing.eligible_nodes[anchor].nodes.isdisjoint({"n1", "n2"})
+    finally:
+        for name in ("begins", "floats"):
+            real.cluster.run("scontrol", "delete", f"reservationname={name}", check=False)
+
+
 def test_tasks_start_before_a_job_that_slurm_plans_for_the_end_of_their_anchor(
     real: Real, manager: SlurmManager
 ) -> None:
