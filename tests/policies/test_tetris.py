@@ -188,8 +188,8 @@ def test_settings_are_checked_and_known_by_the_version() -> None:
     with pytest.raises(ValueError, match="shortness: must be 0 or more, not -1"):
         Tetris(shortness=-1)
     assert [Tetris().version, Tetris(shortness=0.5, whole_bundles=True).version] == [
-        "1",
-        "1 shortness=0.5 whole_bundles",
+        "2",
+        "2 shortness=0.5 whole_bundles",
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Alternative, Constraint, Decision, JobDecision, Reason
-from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
+from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.limit_room import Blocked
 from dl2d.core.packing import JobDemand, Packing, job_demand
 from dl2d.core.policy import Policy
@@ -73,8 +73,12 @@ class GreedyAllocation:
         for part in (Allocation.common, Allocation.beyond):
             for job in snapshot.jobs:
                 tasks = part(floors.get(job.key, NOTHING), self.held[job.key])
-                if tasks != NOTHING:
-                    packing.add(job, tasks, beyond_limits=True)
+                if tasks != NOTHING and packing.add(job, tasks, beyond_limits=True) is not None:
+                    # The room that there is for single ones goes to nobody else.
+                    for role in TASK_ROLES:
+                        demand = job.request.demand(role)
+                        laid, _ = packing.place_all(demand, role, tasks.count(role), job.key)
+                        packing.limits.take_tasks(job.key, demand, -len(laid))
         for job in snapshot.jobs:
             # The job has its floor even if that does not fit into the packing again.
             if floors.get(job.key, NOTHING) != NOTHING:
