@@ -40,102 +40,6 @@ class EnvironmentOptions(TypedDict, total=False):
     max_slots: int
 
 
-class _Core:
-    """N environments in lockstep: what both classes are made of. Every array that it gives away is a fresh one."""
-
-    def __init__(
-        self,
-        workloads: Source | None,
-        count: int,
-        window: int,
-        render_mode: str | None,
-        *,
-        first_bundles: bool = False,
-        speed_noise: float = 0.0,
-        epochs_error: float = 0.0,
-        max_slots: int = 1000,
-    ) -> None:
-        if render_mode not in {None, "ansi"}:
-            raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
-        if max_slots < 1:
-            raise ValueError(f"max_slots: expected 1 or more, got {max_slots}")
-        self.clusters = Clusters(_library(workloads), count, speed_noise=speed_noise, epochs_error=epochs_error)
-        self.windows = Windows(self.clusters, window, first_bundles=first_bundles)
-        self._all = np.arange(count)
-        self._max_slots = max_slots
-        self._begun = False
-        low, high = self.windows.layout.bounds()
-        self.observation_space = Box(low, high, dtype=np.float32)
-        self.action_space = Discrete(3 * window + 1)
-
-    def reset(self, generators: Sequence[np.random.Generator], workloads: object) -> tuple[Observations, Info]:
-        """Begin anew everywhere; ``workloads`` is None, an index into the library, or one for each."""
-        self.clusters.reset(self._all, self._chosen(workloads), generators)
-        self._begun = True
-        self.windows.begin(self._all)
-        self.windows.refresh()
-        return self._observe(None)
-
-    def step(self, actions: ArrayLike, fresh: Ints = _NOBODY) -> tuple[Observations, Floats, Bools, Bools, Info]:
-        """Act in all clusters but those in ``fresh``, which begin anew instead."""
-        clusters, windows = self.clusters, self.windows
-        if not self._begun:
-            raise gymnasium.error.ResetNeeded("step: call reset first")
-        given = np.asarray(actions)
-        if given.shape != (clusters.count,) or given.dtype.kind not in "iu":
-            expected = f"expected {clusters.count} whole numbers, one for each environment"
-            raise ValueError(f"actions: {expected}, got {given.dtype} of shape {given.shape}")
-        if given.min() < 0 or given.max() >= self.action_space.n:
-            raise ValueError(f"actions: expected 0 to {self.action_space.n - 1}, got {given.min()} to {given.max()}")
-        if len(fresh):
-            report = windows.step(given, np.setdiff1d(self._all, fresh, assume_unique=True))
-            clusters.reset(fresh)
-            windows.begin(fresh)
-        else:
-            report = windows.step(given)
-        windows.refresh()
-        rewards = np.zeros(clusters.count)
-        terminated = np.zeros(clusters.count, dtype=np.bool_)
-        truncated = np.zeros(clusters.count, dtype=np.bool_)
-        if report is not None:
-            which = report.which
-            # One job after the other, so that the sum does not depend on how many jobs a neighbour has.
-            rewards[which] = report.progress.cumsum(axis=1)[:, -1]
-            terminated[which] = clusters.left[which] == 0
-            truncated[which] = ~terminated[which] & (clusters.played[which] >= self._max_slots)
-        observations, info = self._observe(report)
-        return observations, rewards, terminated, truncated, info
-
-    def _observe(self, report: SlotReport | None) -> tuple[Observations, Info]:
-        """What policies see, and what the jobs did in slots that ended: zeros for clusters whose slot goes on."""
-        clusters, windows = self.clusters, self.windows
-        info: Info = {
-            "action_mask": windows.mask(),
-            "window": windows.window.copy(),
-            "slot": clusters.slot.copy(),
-            "workload": clusters.workload.copy(),
-            "slot_ended": np.zeros(clusters.count, dtype=np.bool_),
-        }
-        for name, (_, kind) in _REPORTED.items():
-            info[name] = np.zeros(clusters.present.shape, dtype=kind)
-        if report is not None:
-            info["slot_ended"][report.which] = True
-            for name, (part, _) in _REPORTED.items():
-                info[name][report.which] = getattr(report, part)
-        return windows.observation(), info
-
-    def _chosen(self, workloads: object) -> Ints | None:
-        if workloads is None:
-            return None
-        chosen = np.asarray(workloads)
-        known = len(self.clusters.library.ids)
-        if chosen.dtype.kind not in "iu" or chosen.shape not in {(), self._all.shape}:
-            raise ValueError(f"options: workload: expected a whole number, or one for each, got {workloads!r}")
-        if chosen.min() < 0 or chosen.max() >= known:
-            raise ValueError(f"options: workload: there are {known}, from 0; got {workloads!r}")
-        return np.broadcast_to(chosen, self._all.shape).astype(np.int64)
-
-
 #: By key of an info: the part of a slot's report, and its type.
 _REPORTED: Final[dict[str, tuple[str, type]]] = {
     "job_present": ("present", np.bool_),
@@ -177,24 +81,24 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
         **options: Unpack[EnvironmentOptions],
     ) -> None:
         self.render_mode = render_mode
-        self._core = _Core(workloads, 1, window, render_mode, **options)
-        self.observation_space = self._core.observation_space
-        self.action_space = self._core.action_space
+        self._one = VectorClusterEnv(workloads, 1, window, render_mode=render_mode, **options)
+        self.observation_space = self._one.single_observation_space
+        self.action_space = self._one.single_action_space
 
     @property
     def clusters(self) -> Clusters:
         """The state, with N = 1; for reading."""
-        return self._core.clusters
+        return self._one.clusters
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observations, Info]:
         """Begin an episode; ``options={"workload": k}`` takes the k-th workload instead of drawing one."""
         super().reset(seed=seed)
-        observations, info = self._core.reset([self.np_random], (options or {}).get("workload"))
+        observations, info = self._one.begin([self.np_random], (options or {}).get("workload"))
         return observations[0], _only(info)
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, Info]:
         """Take one decision; an action that the mask forbids counts as void."""
-        observations, rewards, terminated, truncated, info = self._core.step(np.array([action]))
+        observations, rewards, terminated, truncated, info = self._one.act(np.array([action]))
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _only(info)
 
     def render(self) -> str | None:
@@ -204,6 +108,8 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
 
 class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
     """N clusters stepped at once, with the numbers of N ``ClusterEnv`` to the last bit.
+
+    Every array that it gives away is a fresh one.
 
     In autoreset mode "next step": the step after an episode's end ignores that cluster's action and begins a new
     episode, with reward 0. Infos hold arrays with one row for each cluster, always all of them.
@@ -220,22 +126,31 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
         window: int = 20,
         *,
         render_mode: str | None = None,
-        **options: Unpack[EnvironmentOptions],
+        first_bundles: bool = False,
+        speed_noise: float = 0.0,
+        epochs_error: float = 0.0,
+        max_slots: int = 1000,
     ) -> None:
+        if render_mode not in {None, "ansi"}:
+            raise ValueError(f"render_mode: expected ansi or None, got {render_mode!r}")
+        if max_slots < 1:
+            raise ValueError(f"max_slots: expected 1 or more, got {max_slots}")
         self.render_mode = render_mode
-        self._core = _Core(workloads, num_envs, window, render_mode, **options)
+        #: The state; for reading.
+        self.clusters = Clusters(_library(workloads), num_envs, speed_noise=speed_noise, epochs_error=epochs_error)
         self.num_envs = num_envs
-        self.single_observation_space = self._core.observation_space
-        self.single_action_space = self._core.action_space
+        self._windows = Windows(self.clusters, window, first_bundles=first_bundles)
+        self._all = np.arange(num_envs)
+        self._max_slots = max_slots
+        self._begun = False
+        low, high = self._windows.layout.bounds()
+        self.single_observation_space = Box(low, high, dtype=np.float32)
+        self._actions = 3 * window + 1
+        self.single_action_space = Discrete(self._actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._fresh: Ints = _NOBODY
         self._generators: list[np.random.Generator] = []
-
-    @property
-    def clusters(self) -> Clusters:
-        """The state; for reading."""
-        return self._core.clusters
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -257,13 +172,80 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
         if seed is not None or not self._generators:
             self._generators = [seeding.np_random(own)[0] for own in seed or [None] * self.num_envs]
         self._fresh = _NOBODY
-        return self._core.reset(self._generators, (options or {}).get("workload"))
+        return self.begin(self._generators, (options or {}).get("workload"))
 
     def step(self, actions: ArrayLike) -> tuple[Observations, Floats, Bools, Bools, Info]:
         """Take one decision in each cluster; those that the mask forbids count as void."""
-        stepped = self._core.step(actions, self._fresh)
+        stepped = self.act(actions, self._fresh)
         self._fresh = np.flatnonzero(stepped[2] | stepped[3])
         return stepped
+
+    def begin(self, generators: Sequence[np.random.Generator], workloads: object) -> tuple[Observations, Info]:
+        """Begin anew everywhere; ``workloads`` is None, an index into the library, or one for each."""
+        self.clusters.reset(self._all, self._chosen(workloads), generators)
+        self._begun = True
+        self._windows.begin(self._all)
+        self._windows.refresh()
+        return self._observe(None)
+
+    def act(self, actions: ArrayLike, fresh: Ints = _NOBODY) -> tuple[Observations, Floats, Bools, Bools, Info]:
+        """Act in all clusters but those in ``fresh``, which begin anew instead."""
+        clusters, windows = self.clusters, self._windows
+        if not self._begun:
+            raise gymnasium.error.ResetNeeded("step: call reset first")
+        given = np.asarray(actions)
+        if given.shape != (clusters.count,) or given.dtype.kind not in "iu":
+            expected = f"expected {clusters.count} whole numbers, one for each environment"
+            raise ValueError(f"actions: {expected}, got {given.dtype} of shape {given.shape}")
+        if given.min() < 0 or given.max() >= self._actions:
+            raise ValueError(f"actions: expected 0 to {self._actions - 1}, got {given.min()} to {given.max()}")
+        if len(fresh):
+            report = windows.step(given, np.setdiff1d(self._all, fresh, assume_unique=True))
+            clusters.reset(fresh)
+            windows.begin(fresh)
+        else:
+            report = windows.step(given)
+        windows.refresh()
+        rewards = np.zeros(clusters.count)
+        terminated = np.zeros(clusters.count, dtype=np.bool_)
+        truncated = np.zeros(clusters.count, dtype=np.bool_)
+        if report is not None:
+            which = report.which
+            # One job after the other, so that the sum does not depend on how many jobs a neighbour has.
+            rewards[which] = report.progress.cumsum(axis=1)[:, -1]
+            terminated[which] = clusters.left[which] == 0
+            truncated[which] = ~terminated[which] & (clusters.played[which] >= self._max_slots)
+        observations, info = self._observe(report)
+        return observations, rewards, terminated, truncated, info
+
+    def _observe(self, report: SlotReport | None) -> tuple[Observations, Info]:
+        """What policies see, and what the jobs did in slots that ended: zeros for clusters whose slot goes on."""
+        clusters, windows = self.clusters, self._windows
+        info: Info = {
+            "action_mask": windows.mask(),
+            "window": windows.window.copy(),
+            "slot": clusters.slot.copy(),
+            "workload": clusters.workload.copy(),
+            "slot_ended": np.zeros(clusters.count, dtype=np.bool_),
+        }
+        for name, (_, kind) in _REPORTED.items():
+            info[name] = np.zeros(clusters.present.shape, dtype=kind)
+        if report is not None:
+            info["slot_ended"][report.which] = True
+            for name, (part, _) in _REPORTED.items():
+                info[name][report.which] = getattr(report, part)
+        return windows.observation(), info
+
+    def _chosen(self, workloads: object) -> Ints | None:
+        if workloads is None:
+            return None
+        chosen = np.asarray(workloads)
+        known = len(self.clusters.library.ids)
+        if chosen.dtype.kind not in "iu" or chosen.shape not in {(), self._all.shape}:
+            raise ValueError(f"options: workload: expected a whole number, or one for each, got {workloads!r}")
+        if chosen.min() < 0 or chosen.max() >= known:
+            raise ValueError(f"options: workload: there are {known}, from 0; got {workloads!r}")
+        return np.broadcast_to(chosen, self._all.shape).astype(np.int64)
 
     def render(self) -> tuple[str, ...] | None:
         """Each cluster as text, where the render mode is ``ansi``."""
