@@ -43,4 +43,4 @@ def canary_sentence(canary: Canary, found: CanaryComparison) -> str:
 
 def canary_json(canary: Canary, found: CanaryComparison) -> dict[str, Any]:
     """What ``--json`` shows of a canary."""
-    return {**as_plain(canary), "comparison": as_plain(found)}
+    return {**as_plain(canary), "comparison": found}

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,12 +110,7 @@ def check(
     """
     findings = list(_findings(config, files or [], probe=probe or bool(probe_user), probe_user=probe_user))
     if as_json:
-        print_json(
-            {
-                "good": all(finding.good for finding in findings),
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
+        print_json({"good": all(finding.good for finding in findings), "findings": findings})
     else:
         width = max(len(finding.item) for finding in findings)
         for finding in findings:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from dl2d.config.settings import shipped
 from dl2d.core.jobs import Job, JobState
-from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry, RuntimePlan
 
 #: Samples in the training part of the digits (examples/train_digits.py), and samples of a step.
@@ -90,9 +89,9 @@ class DemoResult:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            "name": self.job.request.name, "job": self.job.key.slug, "state": str(self.job.state),
+            "name": self.job.request.name, "job": self.job.key.slug, "state": self.job.state,
             "end_reason": self.job.end_reason, "arrived": self.arrived, "ended": self.job.ended_at,
             "updates": self.job.progress.version, "loss": self.job.progress.loss, "digest": self.job.digest,
             "static_digest": self.static_digest, "weights_equal_static_run": self.good,
-            "plans": as_plain(self.plans),
+            "plans": self.plans,
         }  # fmt: skip

@@ -35,13 +35,7 @@ def history(
     if seen.job is not None:
         _show_job(seen, seen.job, as_json=as_json)
     elif as_json:
-        print_json(
-            {
-                "modes": as_plain(seen.modes),
-                "slots": as_plain(seen.slots),
-                **_resizes_json(seen.resizes, seen.plans),
-            }
-        )
+        print_json({"modes": seen.modes, "slots": seen.slots, **_resizes_json(seen.resizes, seen.plans)})
     elif not seen.slots and not seen.modes:
         typer.echo("no decision is recorded yet")
     else:
@@ -74,7 +68,7 @@ def _show_job(seen: HistoryView, job: Job, *, as_json: bool) -> None:
 
 def _runs_table(runs: Sequence[Job]) -> Table:
     rows = [
-        (run.key.slug, moment(run.key.submitted), moment(run.started_at), moment(run.ended_at), str(run.state),
+        (run.key.slug, moment(run.key.submitted), moment(run.started_at), moment(run.ended_at), run.state,
          f"{run.progress.epoch:.1f}", run.end_reason)
         for run in runs
     ]  # fmt: skip
@@ -83,7 +77,7 @@ def _runs_table(runs: Sequence[Job]) -> Table:
 
 def _run_json(run: Job) -> dict[str, object]:
     return {"job": run.key.slug, "queued_at": run.key.submitted, "started_at": run.started_at,
-            "ended_at": run.ended_at, "state": str(run.state), "epochs": run.progress.epoch,
+            "ended_at": run.ended_at, "state": run.state, "epochs": run.progress.epoch,
             "why": run.end_reason}  # fmt: skip
 
 
@@ -154,7 +148,7 @@ def _change_json(entry: DecisionEntry) -> dict[str, object]:
         "inputs_hash": entry.inputs_hash,
         "previous": allocation_json(entry.decided.previous),
         "allocation": allocation_json(entry.decided.allocation),
-        "constraint": str(reason.constraint),
+        "constraint": reason.constraint,
         "why": reason.text,
     }
 

@@ -71,7 +71,7 @@ def job_json(status: JobStatus) -> dict[str, object]:
         "name": job.request.name,
         "user": job.owner.user,
         "model": job.request.model,
-        "state": str(job.state),
+        "state": job.state,
         "allocation": allocation_json(Allocation(progress.workers, progress.ps)),
         "decided": None if decided is None else allocation_json(decided.allocation),
         "epoch": progress.epoch,

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dl2d.core.json_codec import as_plain
 from pslite.job.printable_text import printable
 
 #: Width that a column which may be cut has at least, if enough other columns can be left out.
@@ -32,8 +33,8 @@ def on_terminal() -> bool:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value. Raises ``ValueError`` for NaN, which JSON does not have."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    """Print one JSON value, in which records may be. Raises ``ValueError`` for NaN, which JSON does not have."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False, default=as_plain))
 
 
 def print_text(text: str, *, err: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,7 +25,6 @@ from dl2d.core.errors import (
     RequestError,
     WorkloadError,
 )
-from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import (
     configured_checkpoint,
@@ -75,10 +74,10 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
             registry = store.registry
             versions, trials = registry.versions(), registry.trials(limit=1000)
             found |= {
-                "versions": as_plain(versions),
-                "trials": as_plain(trials),
-                "changes": as_plain(registry.changes(limit=1000)),
-                "learning": as_plain(registry.runs(limit=100)),
+                "versions": versions,
+                "trials": trials,
+                "changes": registry.changes(limit=1000),
+                "learning": registry.runs(limit=100),
             }
     if as_json:
         print_json(found)
@@ -270,7 +269,7 @@ def what_live_means(mode: Mode) -> str:
 
 def _tell(version: Version, mode: Mode, *, as_json: bool) -> None:
     if as_json:
-        print_json(as_plain(version))
+        print_json(version)
         return
     typer.echo(f"{version.policy} version {version.digest[:DIGITS]} {what_live_means(mode)} ({version.origin})")
 
@@ -298,7 +297,7 @@ def _fallback_cause(settings: Settings, store: SqlStore) -> str:
     return "" if slot is None else (slot.shadow or slot.proposed).fallback_cause
 
 
-def _found(settings: Settings, store: SqlStore | None, fallback_cause: str) -> dict[str, list[dict[str, object]]]:
+def _found(settings: Settings, store: SqlStore | None, fallback_cause: str) -> dict[str, Any]:
     name, fallback = settings.policy.name, settings.policy.fallback
     charges = {fallback: "fallback", name: "decides"}
     if fallback_cause and name != fallback:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
@@ -146,9 +145,9 @@ def _task_json(line: TaskStatus) -> dict[str, object]:
     task, report = line.task, line.report
     shown: dict[str, object] = {"task": line.id}
     if task is not None:
-        shown |= {"role": str(task.role), "state": str(task.state), "node": task.node,
+        shown |= {"role": task.role, "state": task.state, "node": task.node,
                   "since": task.since, "note": task.note}  # fmt: skip
-    return {**shown, "report": None if report is None else asdict(report)}
+    return {**shown, "report": report}
 
 
 def _lines(seen: StatusView, *, newest: bool) -> tuple[JobStatus, ...]:
@@ -194,7 +193,7 @@ def _suspended_remarks(seen: StatusView) -> dict[JobKey, str]:
 
 def _task_row(line: TaskStatus, now: float) -> tuple[str, ...]:
     task, report = line.task, line.report
-    at_all = (line.id, str(task.state), task.node or "-", duration(now - task.since)) if task else (line.id, "", "", "")
+    at_all = (line.id, task.state, task.node or "-", duration(now - task.since)) if task else (line.id, "", "", "")
     if report is None:
         return (*at_all, "-", "-", "-", "-", _task_remark(line))
     return (
@@ -244,7 +243,7 @@ def _as_json(seen: StatusView, *, newest: bool, with_tasks: bool) -> dict[str, o
     shown: dict[str, object] = {
         "at": time.time(),
         "slot": seen.slot,
-        "mode": str(seen.mode),
+        "mode": seen.mode,
         "store_bytes": seen.store_bytes,
         "jobs": [
             job_json(line) | {"suspended": suspended.get(line.job.key) or None} for line in _lines(seen, newest=newest)

@@ -99,7 +99,7 @@ def submit(
     with open_store(settings) as store:
         ended = _follow(store, JobKey.from_slug(answer["job"]), quiet=as_json)
     if as_json:
-        print_json({**answer, "state": str(ended.state), "end_reason": ended.end_reason, "digest": ended.digest})
+        print_json({**answer, "state": ended.state, "end_reason": ended.end_reason, "digest": ended.digest})
     else:
         print_text(f"job {ended.key.id} {ended.state}: {ended.end_reason}")
     if ended.state is not JobState.FINISHED:

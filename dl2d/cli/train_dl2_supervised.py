@@ -11,20 +11,11 @@ import typer
 from dl2d.cli.open_store import open_store
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of
-from dl2d.cli.train_supervised_report import (
-    UNLESS_FORCED,
-    comparison_lines,
-    comparison_with_recorded,
-    comparison_with_recorded_lines,
-    finish_imitation,
-    not_better_than,
-    with_forced_record,
-)
-from dl2d.cli.trained_policy_check import check_on_site, replay_line
+from dl2d.cli.train_supervised_report import comparison_with_recorded, finish_imitation, refuse_unless_forced
+from dl2d.cli.trained_policy_check import check_on_site
 from dl2d.cli.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
-from dl2d.core.json_codec import as_plain
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.learning.dl2_supervised import imitate_with_scorer
 from dl2d.learning.replay_check import ReplayCheck
@@ -95,26 +86,16 @@ def train_dl2_supervised(
         # Not with assumed speeds, which tell little of a policy that chooses sizes by speed.
         if not recorded.problem:
             beside, problem = comparison_with_recorded(settings, recorded, checkpoint, replays, tell=tell)
-        if problem and not force_reason:
-            raise GateRefused(f"policy {_DL2} {problem}; {UNLESS_FORCED}")
-    if problem:
-        checkpoint = with_forced_record(checkpoint, problem, force_reason)
+        refuse_unless_forced(f"policy {_DL2}", problem, force_reason)
     weights = "fitted weights" if is_better else "dl2d's own weights"
     not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
-    lines = [
-        f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}",
-        *recorded.deciders,
-        *comparison_lines(found.comparison, found.yardstick, found.comparison_begun_with),
-        f"the checkpoint has {weights}: {reason}",
-        replay_line(replays),
-        *comparison_with_recorded_lines(beside, problem, force_reason),
-        *([recorded.note] if recorded.note else []),
-    ]
-    figures = {
-        "weights": "fitted" if is_better else "own", "reason": reason,
-        "replayed": {"jobs": replays.jobs, "ended": replays.ended},
-        "not_better_than": not_better_than(found.comparison, found.yardstick, found.comparison_begun_with),
-        "trial": None if trial is None else as_plain(trial),
-        "beside_recorded": None if beside is None else as_plain(beside),
-    }  # fmt: skip
-    finish_imitation(out, checkpoint, found.losses, lines, time.monotonic() - began, figures if as_json else None)
+    finish_imitation(
+        out, checkpoint, recorded, found, replays, beside,
+        learned=[f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}"],
+        about=[f"the checkpoint has {weights}: {reason}"],
+        figures={
+            "weights": "fitted" if is_better else "own", "reason": reason, "trial": trial,
+            "beside_recorded": beside,
+        },
+        before=found.comparison_begun_with, problem=problem, force_reason=force_reason, began=began, as_json=as_json,
+    )  # fmt: skip

@@ -16,7 +16,6 @@ from dl2d.cli.train_options import TrainOptions
 from dl2d.cli.trained_policy_check import replay_line
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, GateRefused
-from dl2d.core.json_codec import as_plain
 from dl2d.core.policy_registry import Trial
 from dl2d.daemon.policy_versions.candidates import enter
 from dl2d.learning.training_report import write_report
@@ -50,7 +49,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
             "checkpoint": written, "digest": learned.checkpoint.digest, **learned.record,
             "replayed": {"jobs": replays.jobs, "ended": replays.ended},
         }  # fmt: skip
-        print_json(done if trial is None else {**done, "trial": as_plain(trial)})
+        print_json(done if trial is None else {**done, "trial": trial})
         return
     digest, seconds = learned.checkpoint.digest[:DIGITS], learned.record["seconds"]
     if is_written:

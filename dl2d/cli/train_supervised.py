@@ -13,20 +13,15 @@ from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import JsonOption
 from dl2d.cli.train_options import Design, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train_supervised_report import (
-    UNLESS_FORCED,
-    comparison_lines,
     comparison_with_recorded,
-    comparison_with_recorded_lines,
     finish_imitation,
     imitation_problem,
-    not_better_than,
-    with_forced_record,
+    refuse_unless_forced,
 )
-from dl2d.cli.trained_policy_check import check_on_site, replay_line
+from dl2d.cli.trained_policy_check import check_on_site
 from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import GateRefused
-from dl2d.core.json_codec import as_plain
 from dl2d.learning.dl2_paper.settings import DEFAULTS, NetworkKind, SupervisedLoss
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
@@ -102,6 +97,7 @@ def supervised(
     """
     if force != bool(reason.strip()):
         raise typer.BadParameter("--force and --reason go together: the reason is recorded in the checkpoint")
+    force_reason = reason if force else ""
     if design is Design.DL2:
         refuse_inapplicable(context, _NOT_FOR_DL2, "--design dl2")
         from dl2d.cli.train_dl2_supervised import train_dl2_supervised  # noqa: PLC0415 - what replays days takes half a second
@@ -110,7 +106,7 @@ def supervised(
         with interruptible(lambda: "nothing was written"), shown_progress() as tell:
             recorded = recorded_slots(site, slots, policy, seed, tell=tell)
         train_dl2_supervised(
-            site, recorded, out=out, seed=seed, min_jobs=min_jobs, force_reason=reason if force else "", as_json=as_json
+            site, recorded, out=out, seed=seed, min_jobs=min_jobs, force_reason=force_reason, as_json=as_json
         )
         return
     from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
@@ -130,8 +126,7 @@ def supervised(
             )  # fmt: skip
         checkpoint = recorded.with_days(found.checkpoint)
         problem = imitation_problem(found.comparison, found.yardstick)
-        if problem and not force:
-            raise GateRefused(f"the trained policy {problem}; {UNLESS_FORCED}")
+        refuse_unless_forced("the trained policy", problem, force_reason)
         checked = check_on_site(site, checkpoint, recorded.nodes, recorded.requests, recorded.days, tell=tell)
         if checked.problem:
             raise GateRefused(
@@ -140,27 +135,12 @@ def supervised(
             )
         trial, is_worse = comparison_with_recorded(site, recorded, checkpoint, checked, tell=tell)
         problem = problem or is_worse
-        if problem and not force:
-            raise GateRefused(f"the trained policy {problem}; {UNLESS_FORCED}")
-    if problem:
-        checkpoint = with_forced_record(checkpoint, problem, reason)
+        refuse_unless_forced("the trained policy", problem, force_reason)
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
-    lines = [
-        f"{found.demonstrations} decisions learned from",
-        *_asked(checkpoint),
-        *recorded.deciders,
-        *comparison_lines(found.comparison, found.yardstick),
-        f"a policy from this checkpoint takes {acting}",
-        range_in_words(checkpoint.training),
-        replay_line(checked),
-        *comparison_with_recorded_lines(trial, problem, reason),
-        *([recorded.note] if recorded.note else []),
-    ]
-    figures = {
-        "replayed": {"jobs": checked.jobs, "ended": checked.ended},
-        "trial": None if trial is None else as_plain(trial),
-        "not_better_than": not_better_than(found.comparison, found.yardstick), "lessons": found.demonstrations,
-        "losses": list(found.losses),
-    }  # fmt: skip
-    seconds = time.monotonic() - began
-    finish_imitation(out, checkpoint, found.losses, lines, seconds, figures if as_json else None)
+    finish_imitation(
+        out, checkpoint, recorded, found, checked, trial,
+        learned=[f"{found.demonstrations} decisions learned from", *_asked(checkpoint)],
+        about=[f"a policy from this checkpoint takes {acting}", range_in_words(checkpoint.training)],
+        figures={"trial": trial, "lessons": found.demonstrations, "losses": list(found.losses)},
+        problem=problem, force_reason=force_reason, began=began, as_json=as_json,
+    )  # fmt: skip

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from dl2d.cli.output import print_json
 from dl2d.cli.promotion_trial import compared_with_recorded
+from dl2d.cli.trained_policy_check import replay_line
 from dl2d.cli.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
 from dl2d.core.error_wording import counted
-from dl2d.core.errors import CheckpointError
+from dl2d.core.errors import CheckpointError, GateRefused
 from dl2d.core.policy_registry import Trial
 from dl2d.core.progress import Tell
 from dl2d.learning.recorded_decisions import NO_TASKS, SizeComparison, Yardstick
 from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+
+if TYPE_CHECKING:
+    from dl2d.learning.dl2_paper.supervised import Imitation
+    from dl2d.learning.dl2_supervised import ScorerImitation
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _MIN_DIFFERING: Final = 0.1
@@ -27,8 +33,6 @@ _MIN_DIFFERING: Final = 0.1
 _MORE_THAN_AS_BEFORE: Final = 0.05
 _MORE_THAN_DRF: Final = 0.2
 _GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
-#: End of the sentence on a policy that is refused.
-UNLESS_FORCED: Final = "nothing was written; record longer, or add --force --reason TEXT"
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
@@ -93,15 +97,10 @@ def comparison_with_recorded(
     return trial, f"is surely worse than the recorded scheduler: {_completion_times(trial)}"
 
 
-def comparison_with_recorded_lines(trial: Trial | None, problem: str, reason: str) -> list[str]:
-    """Lines on the comparison with the recorded scheduler, and on a policy that is written by force."""
-    compared = [] if trial is None else [f"beside the recorded scheduler: {_completion_times(trial)}; {_GATE_DECIDES}"]
-    return [*compared, *([f"written by force ({reason}) although it {problem}"] if problem else [])]
-
-
-def with_forced_record(checkpoint: Checkpoint, problem: str, reason: str) -> Checkpoint:
-    """The checkpoint with the record why it was refused, and why it was written nevertheless."""
-    return replace(checkpoint, training={**checkpoint.training, "forced": {"problem": problem, "reason": reason}})
+def refuse_unless_forced(policy: str, problem: str, force_reason: str) -> None:
+    """Refuse a policy that has a problem, unless there is a reason to write it by force. Raises ``GateRefused``."""
+    if problem and not force_reason:
+        raise GateRefused(f"{policy} {problem}; nothing was written; record longer, or add --force --reason TEXT")
 
 
 def _completion_times(trial: Trial) -> str:
@@ -135,16 +134,62 @@ def _simple_deciders(yardstick: Yardstick, before: SizeComparison | None) -> dic
 
 
 def finish_imitation(
-    out: Path, checkpoint: Checkpoint, losses: Sequence[float], lines: Sequence[str], seconds: float,
-    figures: Mapping[str, object] | None,
-) -> None:  # fmt: skip
-    """Write checkpoint and report, and print the lines; or ``figures`` as JSON, where they are given."""
-    folder, seconds = out / "checkpoint", round(seconds, 1)
+    out: Path,
+    checkpoint: Checkpoint,
+    recorded: RecordedSlots,
+    found: Imitation | ScorerImitation,
+    checked: ReplayCheck,
+    beside: Trial | None,
+    *,
+    learned: Sequence[str],
+    about: Sequence[str],
+    figures: Mapping[str, object],
+    before: SizeComparison | None = None,
+    problem: str,
+    force_reason: str,
+    began: float,
+    as_json: bool,
+) -> None:
+    """Write checkpoint and report, and print lines, or figures as JSON.
+
+    Parameters
+    ----------
+    beside
+        The comparison with the recorded scheduler, if there was one.
+    learned, about
+        Lines on what was learned from, and on the policy.
+    before
+        Sizes of the policy with dl2d's own weights.
+    problem
+        Why the policy, which is written by force, was refused; empty if it was not.
+    began
+        When learning began, on the monotonic clock.
+    """
+    lines = [
+        *learned,
+        *recorded.deciders,
+        *comparison_lines(found.comparison, found.yardstick, before),
+        *about,
+        replay_line(checked),
+    ]
+    if beside is not None:
+        lines.append(f"beside the recorded scheduler: {_completion_times(beside)}; {_GATE_DECIDES}")
+    if problem:
+        lines.append(f"written by force ({force_reason}) although it {problem}")
+        forced = {"problem": problem, "reason": force_reason}
+        checkpoint = replace(checkpoint, training={**checkpoint.training, "forced": forced})
+    if recorded.note:
+        lines.append(recorded.note)
+    folder, seconds = out / "checkpoint", round(time.monotonic() - began, 1)
     write_checkpoint(checkpoint, folder)
-    _write_report(out, checkpoint, losses, lines)
-    if figures is not None:
+    _write_report(out, checkpoint, found.losses, lines)
+    if as_json:
         head = {"checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds}
-        print_json({**head, **figures, **checkpoint.training})
+        compared = {
+            "replayed": {"jobs": checked.jobs, "ended": checked.ended},
+            "not_better_than": not_better_than(found.comparison, found.yardstick, before),
+        }
+        print_json({**head, **figures, **compared, **checkpoint.training})
         return
     for line in lines:
         typer.echo(line)

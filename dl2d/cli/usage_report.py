@@ -43,7 +43,7 @@ def report(job: JobArgument, as_json: JsonOption = False, config: ConfigOption =
     if as_json:
         said = {"job": chosen.key.slug, "id": chosen.key.id, "name": chosen.request.name, "user": chosen.owner.user}
         roles = {role: _as_json(use) for role, use in by_role.items() if use.tasks}
-        print_json({**said, "state": str(chosen.state), "runs": used.runs, "roles": roles, "all": _as_json(total)})
+        print_json({**said, "state": chosen.state, "runs": used.runs, "roles": roles, "all": _as_json(total)})
         return
     ended = f", ended {moment(chosen.ended_at)}" if chosen.state.ended else ""
     runs = f"; {used.runs} runs" if used.runs > 1 else ""

@@ -27,7 +27,6 @@ from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.job_views import MAX_LISTED, DecisionView, JobStatus, WhyView
-from dl2d.core.json_codec import as_plain
 from dl2d.core.store import DecisionEntry
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def _as_json(seen: WhyView, answers: Sequence[Answer]) -> dict[str, object]:
         **job_json(JobStatus(job, newest)),
         "decisions": [_decision_json(answer) for answer in answers],
         "tasks": [
-            {"task": task.id, "state": str(task.state), "node": task.node, "since": task.since, "note": task.note}
+            {"task": task.id, "state": task.state, "node": task.node, "since": task.since, "note": task.note}
             for task in tasks
         ],
         "lost": [{"task": report.task, "cause": report.cause, "how": report.how} for report in lost],
@@ -225,8 +224,8 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         "previous": allocation_json(entry.decided.previous),
         **_entry_json(entry),
         "deferred": [
-            {"role": str(item.role), "count": item.count, "nearest": item.nearest, "limit": item.limit,
-             "shortfalls": as_plain(item.shortfalls), "postponed": item.postponed}
+            {"role": item.role, "count": item.count, "nearest": item.nearest, "limit": item.limit,
+             "shortfalls": item.shortfalls, "postponed": item.postponed}
             for item in view.deferred
         ],
         "may_use": view.may_use,
@@ -250,10 +249,10 @@ def _entry_json(entry: DecisionEntry) -> dict[str, object]:
         "policy": entry.policy,
         "policy_version": entry.policy_version,
         "allocation": allocation_json(decided.allocation),
-        "reason": as_plain(decided.reason),
+        "reason": decided.reason,
         "measure": entry.measure,
         "alternatives": [
             {"allocation": allocation_json(option.allocation), "score": option.score} for option in decided.alternatives
         ],
-        "guarded": as_plain(decided.guarded),
+        "guarded": decided.guarded,
     }
