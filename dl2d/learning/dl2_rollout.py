@@ -123,9 +123,6 @@ def rollout(
     workloads: Ints,
     weights: Floats,
     *,
-    seeds: Sequence[int],
-    speed_noise: float = 0.0,
-    epochs_error: float = 0.0,
     most_slots: int = 2000,
     seen: Callable[[Clusters, SlotReport], None] | None = None,
 ) -> Floats:
@@ -137,8 +134,6 @@ def rollout(
         Which workload each cluster has, shape (N,).
     weights
         Of each cluster, shape (N, weights), or (1, weights) for all.
-    seeds
-        Of each cluster; those with equal ones draw the same noise.
     seen
         Is told of each slot.
 
@@ -148,9 +143,9 @@ def rollout(
     to then.
     """
     count = len(workloads)
-    clusters = Clusters(compiled.library, count, speed_noise=speed_noise, epochs_error=epochs_error)
+    clusters = Clusters(compiled.library, count)
     rows = np.arange(count)
-    clusters.reset(rows, workloads, [np.random.default_rng(seed) for seed in seeds])
+    clusters.reset(rows, workloads, [np.random.default_rng(0)] * count)  # nothing is drawn
     weights = np.broadcast_to(weights, (count, weights.shape[1]))
     group = compiled.group[workloads]
     while True:

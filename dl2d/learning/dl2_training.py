@@ -65,9 +65,6 @@ class TrainingSettings(Record):
     deciding_optimism: Annotated[float, Number(1e3)] = 0.0
     #: Whether speeds are measured during the search, too.
     measuring: Flag = True
-    #: As in ``dl2d.simulation.vectorized.clusters``.
-    speed_noise: Annotated[float, Number(0.99)] = 0.0
-    epochs_error: Annotated[float, Number(0.99)] = 0.0
     step: Step = field(default_factory=Step)
 
 
@@ -146,12 +143,8 @@ class Trainer:
             rng = np.random.default_rng([settings.seed, _EXPLORING, number])
             frontiers = self._compiled.frontiers(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
             workloads = self._draw(settings.explored, rng)
-            rollout(
-                self._compiled, frontiers, workloads, weights[None],
-                seeds=rng.integers(2**62, size=len(workloads)).tolist(),
-                speed_noise=settings.speed_noise, epochs_error=settings.epochs_error,
-                seen=measuring(self._compiled, measurements),
-            )  # fmt: skip
+            seen = measuring(self._compiled, measurements)
+            rollout(self._compiled, frontiers, workloads, weights[None], seen=seen)
         state = State(search=Search.at(weights), best=weights, looks=(), measured=measurements.speeds())
         return self._validate(state, None)
 
@@ -196,13 +189,11 @@ class Trainer:
         self, search: Search, frontiers: FrontierArrays, rng: np.random.Generator, measurements: Measurements
     ) -> tuple[Search, Floats]:
         workloads = self._draw(self.settings.batch, rng)
-        seeds = rng.integers(2**62, size=len(workloads)).tolist()
 
         def cost(members: Floats) -> Floats:
             count = len(members)
             jct = rollout(
                 self._compiled, frontiers, np.tile(workloads, count), np.repeat(members, len(workloads), axis=0),
-                seeds=seeds * count, speed_noise=self.settings.speed_noise, epochs_error=self.settings.epochs_error,
                 seen=measuring(self._compiled, measurements) if self.settings.measuring else None,
             )  # fmt: skip
             logs: Floats = np.log(jct).reshape(count, -1).mean(axis=1)
@@ -221,7 +212,7 @@ class Trainer:
         )
         count = len(self.validation[0])
         every = np.arange(count * len(self.validation))
-        jct = rollout(self._compiled_validation, frontiers, every, state.search.weights[None], seeds=every.tolist())
+        jct = rollout(self._compiled_validation, frontiers, every, state.search.weights[None])
         look = ValidationResult(
             iteration=state.search.iteration,
             jct=tuple(jct.reshape(-1, count).mean(axis=1).tolist()),

@@ -141,7 +141,7 @@ def test_on_clusters_it_is_played_as_in_a_replay(seed: int) -> None:
         frontiers = compiled.frontiers(GaussianProcess(by_kind(state.measured)), 0.0)
         seen: list[Clusters] = []
         jct = rollout(
-            compiled, frontiers, np.zeros(1, int), state.best[None], seeds=[0],
+            compiled, frontiers, np.zeros(1, int), state.best[None],
             seen=lambda clusters, report, seen=seen: seen.append(clusters),
         )  # fmt: skip
         again = replace(workload, slot_seconds=60.0)
@@ -168,7 +168,6 @@ def test_speeds_are_what_jobs_showed_and_the_table_is_not_read() -> None:
             frontiers,
             np.zeros(1, int),
             initial_weights(0, np.random.default_rng(0))[None],
-            seeds=[0],
             seen=seen,
         )
         believed.append(
