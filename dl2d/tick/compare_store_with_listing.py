@@ -342,12 +342,14 @@ def _task_change(
     3. It is wanted, but its job has ended: it drains, and has ``end_seconds`` from now on to end by itself. A task of a
        cancelled job is stopped at once.
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
-    5. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
+    5. It had joined, and the resource manager has been ending it for longer than ``end_seconds``, by its epilog for
+       example: it drains, so that it is replaced and no other task leaves in its place.
+    6. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
        listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
        hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
        When the limit is listed no more, it has as much time as any other that waits, from then on. Without a
        node, in the queue, it waits for as long as it takes (``queued_tasks``).
-    6. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
+    7. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
        heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
        suspended, or whose node is being prepared, these begin twice as long after it was granted; its note says so.
     """
@@ -372,6 +374,9 @@ def _task_change(
         return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
     if not task.state.wanted:
         return None, _stop_reason_of_leaving_task(task, listed, elapsed, timeouts, job_end=job_end)
+    if may_give_up and task.state.rank >= TaskState.JOINED.rank and (elapsed.ending or 0.0) > timeouts.end_seconds:
+        note = f"the resource manager has been ending it for more than {timeouts.end_seconds:g} s"
+        return change_to(TaskState.DRAINING, note), ""
     if listed.state is RmJobState.PENDING:
         unchanged = listed.reason == task.note and task.handle and submit_time_known
         if is_queued(task):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import TASK_ROLES, JobKey, JobState, Role
-from dl2d.core.resource_manager import RmJob
+from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.tick.observe import LiveJobs
 
 
@@ -22,6 +22,8 @@ class StateSince(NamedTuple):
     since: float
     #: Since when they have found, besides, that it waits for no limit; None while it does.
     unlimited_since: float | None
+    #: Since when they have found, besides, that the resource manager is ending it; None while it is not.
+    ending_since: float | None = None
 
 
 def update_state_since(
@@ -47,6 +49,8 @@ def update_state_since(
             last = last._replace(unlimited_since=None)
         elif job is not None and last.unlimited_since is None:
             last = last._replace(unlimited_since=now)
+        if job is not None and (job.state is RmJobState.ENDING) is not (last.ending_since is not None):
+            last = last._replace(ending_since=now if job.state is RmJobState.ENDING else None)
         found[tag] = last
     return found
 
@@ -70,6 +74,8 @@ class Elapsed(NamedTuple):
     unconnected: float | None = None
     #: Of one that waits: seconds in which it has not waited for a limit; None while it does.
     unlimited: float | None = None
+    #: Of one that the resource manager is ending: seconds in which it has been; None while it is not.
+    ending: float | None = None
 
 
 def elapsed_times(
@@ -97,12 +103,13 @@ def elapsed_times(
             joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}
     for task in live.tasks:
-        _, since, unlimited_since = state_since[task.tag]
+        _, since, unlimited_since, ending_since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
             told = max(told, joined_since.get((task.job, task.role), told))
         since_told = None if told == math.inf else now - told
         unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
         unlimited = None if unlimited_since is None else now - unlimited_since
-        found[task.tag] = Elapsed(now - since, since_told, unconnected, unlimited)
+        ending = None if ending_since is None else now - ending_since
+        found[task.tag] = Elapsed(now - since, since_told, unconnected, unlimited, ending)
     return found

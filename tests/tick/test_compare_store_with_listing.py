@@ -255,16 +255,16 @@ def test_since_when_coordinators_call() -> None:
 def test_since_when_tasks_are_in_their_states() -> None:
     tag = task_tag(KEY, "worker-0")
     found = update_state_since({}, [a_task(T.ASKED)], 7.0, {})
-    assert found == {tag: (T.ASKED, 7.0, 7.0)}
+    assert found == {tag: StateSince(T.ASKED, 7.0, 7.0)}
     assert update_state_since(found, [a_task(T.ASKED)], 8.0, {}) == found
-    assert update_state_since(found, [a_task(T.GRANTED)], 8.0, {}) == {tag: (T.GRANTED, 8.0, 8.0)}
+    assert update_state_since(found, [a_task(T.GRANTED)], 8.0, {}) == {tag: StateSince(T.GRANTED, 8.0, 8.0)}
     assert update_state_since(found, [], 8.0, {}) == {}
     granted = {tag: StateSince(T.GRANTED, 8.0, 8.0)}
     for is_starting, since in ((False, 8.0), (True, 9.0)):
         found = update_state_since(
             granted, [a_task(T.GRANTED)], 9.0, {}, lambda task, is_starting=is_starting: is_starting
         )
-        assert found == {tag: (T.GRANTED, since, since)}
+        assert found == {tag: StateSince(T.GRANTED, since, since)}
 
 
 def test_since_when_tasks_do_not_wait_for_a_limit() -> None:
@@ -277,7 +277,18 @@ def test_since_when_tasks_do_not_wait_for_a_limit() -> None:
         (12.0, free, 10.0), (13.0, limited, None), (14.0, free, 14.0),
     ):  # fmt: skip
         found = update_state_since(found, [a_task(T.ASKED)], now, {} if listed is None else {tag: listed})
-        assert found == {tag: (T.ASKED, 7.0, unlimited_since)}
+        assert found == {tag: StateSince(T.ASKED, 7.0, unlimited_since)}
+
+
+def test_since_when_tasks_are_being_ended() -> None:
+    tag = task_tag(KEY, "worker-0")
+    found: dict[str, StateSince] = {}
+    for now, state, ending_since in (
+        (7.0, R.RUNNING, None), (8.0, R.ENDING, 8.0), (9.0, None, 8.0), (10.0, R.ENDING, 8.0), (11.0, R.RUNNING, None),
+    ):  # fmt: skip
+        listed = {} if state is None else {tag: an_rm_job(state)}
+        found = update_state_since(found, [a_task(T.CONFIRMED)], now, listed)
+        assert found == {tag: StateSince(T.CONFIRMED, 7.0, 7.0, ending_since)}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

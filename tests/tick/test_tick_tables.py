@@ -105,6 +105,9 @@ SAYS: Mapping[str, list[Listed]] = {
     "running, clock set forward": later(RUNS, clock=1e6),
     "running, clock set back": later(RUNS, after=11, clock=-5000),
     "ending": once(record(RmJobState.ENDING)),
+    "ending, after 11 s": later(record(RmJobState.ENDING), after=11),
+    "ending, after 11 s, incomplete": incomplete(record(RmJobState.ENDING), after=11),
+    "running, after 11 s ending": [*later(RUNS, after=11), *once(record(RmJobState.ENDING))],
     "done": once(record(RmJobState.DONE)),
     "failed": once(record(RmJobState.FAILED)),
     "time-limit": once(record(RmJobState.TIME_LIMIT)),
@@ -244,6 +247,9 @@ pending, clock set forward             | .         | .         | .        | .   
 running, clock set forward             | granted   | granted   | .        | .        | .        | .        | .
 running, clock set back                | granted   | granted   | .        | .        | .        | .!       | .
 ending                                 | granted   | granted   | .        | .        | .        | .        | .
+ending, after 11 s                     | granted   | granted   | .        | draining | .        | .!       | draining
+ending, after 11 s, incomplete         | granted   | granted   | .        | .        | .        | .        | .
+running, after 11 s ending             | granted   | granted   | .        | .        | .        | .!       | .
 done                                   | released  | released  | released | released | released | released | released
 failed                                 | failed    | failed    | failed   | failed   | released | released | failed
 time-limit                             | failed    | failed    | failed   | failed   | released | released | failed
