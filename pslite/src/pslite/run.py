@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
+from pslite.job.environment_passed_to_tasks import own_environment, with_slurm_job
 from pslite.job.printable_text import give_up_unwritten_text, tell
 from pslite.launch.environment_parsing import (
     DURABILITY_VARIABLE,
@@ -46,6 +47,7 @@ environment (set by the scheduler):
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
   DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
   DL2_STOPPED_STATUS  exit status of a task that fails after SIGTERM or as its job was cancelled
+  DL2_SLURM_JOB    Slurm job in which a task runs (set by dl2-run): a batch job that its script submits is no task
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
   DL2_DAEMON_UID   uid of the daemon's account, which has its port on this machine where no certificate proves that
@@ -138,7 +140,7 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
         "DL2_QUIET": "1" if options.quiet else "",
         PROGRESS_VARIABLE: options.progress_deadline,
     }
-    return {**os.environ, **{name: value for name, value in chosen.items() if value}}
+    return {**own_environment(os.environ), **{name: value for name, value in chosen.items() if value}}
 
 
 def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[str], None]) -> int:
@@ -230,7 +232,8 @@ def _task(
 ) -> int:
     place = task_environment(environ, role)
     seconds = watch_seconds(environ)
-    return TaskAgent(place.identity, place.coordinator, command, environ, say=say, watch_seconds=seconds).run()
+    own = with_slurm_job(environ)
+    return TaskAgent(place.identity, place.coordinator, command, own, say=say, watch_seconds=seconds).run()
 
 
 if __name__ == "__main__":

@@ -71,6 +71,17 @@ def test_a_script_that_ends_at_once_ends_its_job():
     assert "its script ended without joining the job" in done.stderr
 
 
+def test_a_batch_job_that_a_script_submits_is_a_job_of_its_own():
+    """sbatch gives it the environment of the task, with an id of its own."""
+    next_job = f"SLURM_JOB_ID=8 exec {' '.join(DL2_RUN[:-1])} --standalone true"
+    done = subprocess.run(
+        [*DL2_RUN, "sh", "-c", next_job], env=environment(**PLACE, SLURM_JOB_ID="7"), capture_output=True,
+        text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "its script ended without joining the job" in done.stderr
+
+
 def test_signals_are_passed_on(listener):
     for name in ALL:
         listener.send_signal(getattr(signal, name))

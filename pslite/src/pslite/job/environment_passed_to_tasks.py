@@ -40,8 +40,13 @@ NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS
 #: variables that make a process a task of a job: a job that is submitted by a task of another one is no part of that
 TASK_VARIABLES = frozenset(
     f"DL2_{name}"
-    for name in ("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "TASK", "TOKEN")
+    for name in (
+        *("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "SLURM_JOB"),
+        *("STOPPED_STATUS", "TASK", "TOKEN"),
+    )
 )
+#: Slurm job in which a task runs, in the environment of its script
+SLURM_JOB_VARIABLE = "DL2_SLURM_JOB"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,23 @@ class UserEnvironment:
     secrets: tuple[str, ...]
     #: names of variables that do not match it and may be missed, in order
     dropped: tuple[str, ...]
+
+
+def with_slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a task's script, by which `own_environment` knows what is another job's."""
+    job = environ.get("SLURM_JOB_ID")
+    return {**environ, SLURM_JOB_VARIABLE: job} if job else dict(environ)
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what makes a process a task, if that is of a task of another Slurm job.
+
+    sbatch hands on the environment of a task whose script submits the next job.
+    """
+    task_job, job = environ.get(SLURM_JOB_VARIABLE), environ.get("SLURM_JOB_ID")
+    if not task_job or not job or task_job == job:
+        return dict(environ)
+    return {name: value for name, value in environ.items() if name not in TASK_VARIABLES}
 
 
 def is_secret(name: str, value: str) -> bool:

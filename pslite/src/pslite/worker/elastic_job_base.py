@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pslite.errors import SpecError, UsageError
+from pslite.job.environment_passed_to_tasks import own_environment
 from pslite.job.job_spec import Descent, DType, JobSpec, Mean, Part, Segment, block_bytes_for
 from pslite.job.printable_text import tell
 from pslite.job.sample_order import permutation, stream
@@ -41,7 +42,7 @@ def session_for(spec: JobSpec) -> Session:
 
     Raises `UsageError` if the environment is incomplete, or this process is no worker.
     """
-    if spec.architecture == "allreduce" and role_of(os.environ) == "worker":
+    if spec.architecture == "allreduce" and role_of(own_environment(os.environ)) == "worker":
         from pslite.worker.allreduce.worker import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
 
         place = task_environment(os.environ, "worker")
@@ -60,10 +61,11 @@ def _session(spec: JobSpec | None) -> OpenSession:
 
     Raises `UsageError` if the environment is incomplete, or this process is no worker.
     """
-    if role_of(os.environ) == "worker":
-        place = task_environment(os.environ, "worker")
+    environ = own_environment(os.environ)
+    if role_of(environ) == "worker":
+        place = task_environment(environ, "worker")
         return Worker(place.identity, place.coordinator, spec, say=partial(_say, place))
-    role = os.environ.get("DL2_ROLE")
+    role = environ.get("DL2_ROLE")
     if role:
         raise UsageError(f"DL2_ROLE is {role!r}: a training script runs in workers; start it by dl2-run")
     return SingleSession(spec)
