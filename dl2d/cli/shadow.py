@@ -90,12 +90,13 @@ def sentence(found: dict[str, Any]) -> str:
     ]
     if found["other"]:
         parts.append(f"other roles in {found['other']}")
-    begun = (
-        f"; in {found['started_earlier']} it would have started a job that waited" if found["started_earlier"] else ""
-    )
+    begun, soon = found["started_earlier"], found["started_soon"]
+    started = f"; in {begun} it would have started a job that waited" if begun else ""
+    if soon:
+        started += f", as the site's scheduler did{'' if soon == begun else f' in {soon} of these'} within a minute"
     return (
         f"{found['policy']} {found['policy_version']}: of {counted(total, 'decision')} on "
-        f"{counted(found['jobs'], 'job')}, {', '.join(parts)}{begun}"
+        f"{counted(found['jobs'], 'job')}, {', '.join(parts)}{started}"
     )
 
 

@@ -10,6 +10,9 @@ from dl2d.core.cluster import Claimant
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
+#: A site's scheduler is taken to answer what a slot shows within so many seconds: Slurm's sched_interval.
+ANSWER_SECONDS: Final = 60
+
 
 class Constraint(enum.StrEnum):
     """The constraint that kept a job from a larger allocation."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import Decision
+from dl2d.core.decision import ANSWER_SECONDS, Decision
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
@@ -31,8 +31,6 @@ _MAX_CYCLES: Final = 5
 _MIN_BLOCK: Final = 8
 #: Slots with a choice below which none are held out to stop by.
 _MIN_STOPPING_SLOTS: Final = 10
-#: A scheduler is taken to answer what a slot shows within so many seconds: Slurm's sched_interval.
-_ANSWER_SECONDS: Final = 60.0
 #: Part of the tasks that is printed as 0.0 %.
 NO_TASKS: Final = 0.0005
 
@@ -94,29 +92,37 @@ class SplitRecordings(NamedTuple):
 def with_answers(recordings: Sequence[Recording]) -> list[Recording]:
     """Slots, oldest first, where the starts that a site's scheduler made after an observed slot count in that slot.
 
-    A slot is recorded as soon as a job comes or ends. The scheduler answers some seconds later, so that the next slot
-    shows what it started; without this, it would seem to have left room. A start of the next slot counts if that came
-    within ``_ANSWER_SECONDS`` and the job had room before.
+    A slot is recorded as soon as a job comes or ends. The scheduler answers some seconds later, so that a later slot
+    shows what it started; without this, it would seem to have left room. A start counts in each slot within
+    ``ANSWER_SECONDS`` before it from which on the job had room.
     """
     found = list(recordings)
-    for number, (each, later) in enumerate(itertools.pairwise(recordings)):
+    started_at: dict[JobKey, float] = {}
+    for number in reversed(range(len(found) - 1)):
+        each, later = recordings[number], found[number + 1]
+        started_at |= dict.fromkeys(_starts(recordings[number + 1].decision), later.snapshot.at)
         if {each.decision.policy, later.decision.policy} != {OBSERVED}:
             continue
-        if later.snapshot.at - each.snapshot.at > _ANSWER_SECONDS:
-            continue
-        given = _with_starts_of(found[number], later)
-        if given != found[number].decision:
-            found[number] = replace(found[number], decision=given)
+        starts = {
+            job: size
+            for job, size in _starts(later.decision).items()
+            if 0 <= started_at[job] - each.snapshot.at <= ANSWER_SECONDS
+        }
+        given = _with_starts(each, starts)
+        if given != each.decision:
+            found[number] = replace(each, decision=given)
             found[number + 1] = replace(later, decision=_after(given, later.decision))
     return found
 
 
-def _with_starts_of(recording: Recording, later: Recording) -> Decision:
-    """A decision with the starts of the next one for which the recording has room."""
+def _starts(decision: Decision) -> dict[JobKey, Allocation]:
+    """The jobs that have something since this decision, and their sizes."""
+    return {entry.job: entry.allocation for entry in decision.jobs if entry.previous == NOTHING != entry.allocation}
+
+
+def _with_starts(recording: Recording, starts: Mapping[JobKey, Allocation]) -> Decision:
+    """The recorded decision with those of the starts of waiting jobs for which there was room."""
     decision = recording.decision
-    starts = {
-        entry.job: entry.allocation for entry in later.decision.jobs if entry.previous == NOTHING != entry.allocation
-    }
     if not any(entry.job in starts and entry.allocation == NOTHING for entry in decision.jobs):
         return decision
     packing, jobs = recording.packing(), {job.key: job for job in recording.snapshot.jobs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dl2d.core.decision import ANSWER_SECONDS
 from dl2d.store.database import StoreLocation
 from dl2d.store.read_only_query import ask
 
@@ -19,6 +20,19 @@ SELECT policy, policy_version, count(*) AS decisions, count(DISTINCT job) AS job
        sum(CASE WHEN given_workers = 0 AND workers > 0 THEN 1 ELSE 0 END) AS started_earlier
 FROM shadow_decisions WHERE {recent} GROUP BY policy, policy_version ORDER BY min(slot)
 """
+# Decisions counted as started_earlier after which the site's scheduler started the job with the same size: a slot is
+# recorded as soon as jobs come or end, some seconds before the scheduler has gone through them.
+_ANSWERED = """
+SELECT slots.shadow_policy AS policy, slots.shadow_policy_version AS policy_version, count(*) AS started_soon
+FROM shadow_allocations AS decided JOIN slots ON slots.number = decided.slot
+WHERE decided.{recent} AND decided.given_workers = 0 AND decided.workers > 0
+  AND EXISTS (SELECT 1 FROM shadow_allocations AS later JOIN slots AS later_slots ON later_slots.number = later.slot
+              WHERE later.job_number = decided.job_number AND later.slot > decided.slot
+                AND later.slot <= decided.slot + {seconds:d}
+                AND later_slots.at BETWEEN slots.at AND slots.at + {seconds:d}
+                AND later.given_workers = decided.workers AND later.given_ps = decided.ps)
+GROUP BY slots.shadow_policy, slots.shadow_policy_version
+"""
 _JOBS = """
 SELECT job_id, name, user_name, count(*) AS decisions, sum(CASE compared WHEN 'same' THEN 0 ELSE 1 END) AS different,
        avg(given_workers) AS given_workers, avg(workers) AS workers, avg(given_ps) AS given_ps, avg(ps) AS ps
@@ -33,10 +47,16 @@ def shadow_comparison(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Decisions of the last days in mode shadow, compared with what the site's scheduler gave.
 
-    First by policy and version: how many gave a job the same, more or less; and in how many of the same it ``waited``
-    either way, maybe since it could not start (it is held, or depends on another job). Then at most ``limit`` jobs for
-    which most of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
+    First by policy and version: how many gave a job the same, more or less; in how many of the same it ``waited``
+    either way, maybe since it could not start (it is held, or depends on another job); in how many a job would have
+    ``started_earlier``, and of these ``started_soon``, within ``ANSWER_SECONDS``. Then at most ``limit`` jobs for which
+    most of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
     """
-    answers = (ask(place, query.format(recent=_RECENT.format(days), limit=limit)) for query in (_COUNTS, _JOBS))
-    counts, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
-    return counts, jobs
+    recent = _RECENT.format(days)
+    answers = (
+        ask(place, query.format(recent=recent, limit=limit, seconds=ANSWER_SECONDS))
+        for query in (_COUNTS, _ANSWERED, _JOBS)
+    )
+    counts, answered, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
+    soon = {(each["policy"], each["policy_version"]): each["started_soon"] for each in answered}
+    return [{**each, "started_soon": soon.get((each["policy"], each["policy_version"]), 0)} for each in counts], jobs

@@ -111,16 +111,26 @@ def test_shadow_counts_agreement_and_lists_the_jobs_that_differ_most(dl2d: Dl2d,
 
 
 def test_one_decision_on_one_job_is_told_in_the_singular() -> None:
-    counts = {"same": 0, "waited": 0, "more": 1, "less": 0, "other": 0, "started_earlier": 0}
+    counts = {"same": 0, "waited": 0, "more": 1, "less": 0, "other": 0, "started_earlier": 0, "started_soon": 0}
     found = {"policy": "drf", "policy_version": "1", "decisions": 1, "jobs": 1, **counts}
     assert sentence(found) == "drf 1: of 1 decision on 1 job, the same in 0 (0 %), more in 1, less in 0"
+
+
+@pytest.mark.parametrize(("soon", "told"), [(0, ""), (2, " in 2 of these"), (3, "")])
+def test_starts_that_the_scheduler_made_soon_are_told_apart(soon: int, told: str) -> None:
+    """Slots are recorded before the scheduler has gone through what came."""
+    counts = {"same": 5, "waited": 0, "more": 3, "less": 0, "other": 0, "started_earlier": 3, "started_soon": soon}
+    found = sentence({"policy": "drf", "policy_version": "1", "decisions": 8, "jobs": 3, **counts})
+    as_scheduler = f", as the site's scheduler did{told} within a minute" if soon else ""
+    assert found.endswith(f"; in 3 it would have started a job that waited{as_scheduler}")
 
 
 @pytest.mark.parametrize(("decisions", "others"), [(100, " (83 % of the others)"), (40, "")])
 def test_jobs_that_wait_either_way_are_counted_by_themselves(decisions: int, others: str) -> None:
     """Slurm may not start them whatever is free, so that they say nothing of how well the decisions agree."""
     same = decisions - decisions // 10 if others else decisions
-    counts = {"same": same, "waited": 40, "more": 0, "less": decisions - same, "other": 0, "started_earlier": 0}
+    counts = {"same": same, "waited": 40, "more": 0, "less": decisions - same, "other": 0}
+    counts |= {"started_earlier": 0, "started_soon": 0}
     told = sentence({"policy": "drf", "policy_version": "1", "decisions": decisions, "jobs": 7, **counts})
     agreed = f"the same in {same} ({100 * same // decisions} %)"
     assert f"{agreed}, with the 40 in which the job waits either way{others}, more in 0" in told

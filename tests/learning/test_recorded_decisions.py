@@ -87,6 +87,29 @@ def test_starts_soon_after_an_observed_slot_count_in_that_slot(
     assert [each.snapshot for each in (first, second)] == [each.snapshot for each in recorded]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "counts_in"),
+    [
+        pytest.param([0.0, 15.0, 30.0, 45.0], 1, id="all within a minute"),
+        pytest.param([0.0, 15.0, 30.0, 61.0], 2, id="the first is too early"),
+        pytest.param([0.0, 3600.0, 15.0, 30.0], 3, id="the clock was set back"),
+    ],
+)
+def test_starts_count_in_all_slots_within_a_minute_before(seconds: list[float], counts_in: int) -> None:
+    """Jobs come at each poll, as from an array, and each makes a slot, until the scheduler starts j2."""
+    waits: dict[str, tuple[Allocation, Allocation]] = {"j1": (ONE, ONE), "j2": (NOTHING, NOTHING)}
+    slots = [a_slot(number, **waits) for number in (1, 2, 3)] + [a_slot(4, j1=(ONE, ONE), j2=(NOTHING, TWO))]
+    recorded = [
+        replace(
+            each, snapshot=replace(each.snapshot, at=1000.0 + at), decision=replace(each.decision, policy="observed")
+        )
+        for each, at in zip(slots, seconds, strict=True)
+    ]  # fmt: skip
+    entries = [entry for each in with_answers(recorded) for entry in each.decision.jobs if entry.job == a_job(2).key]
+    before, since = [(NOTHING, NOTHING)] * (counts_in - 1), [(TWO, TWO)] * (4 - counts_in)
+    assert [(entry.previous, entry.allocation) for entry in entries] == [*before, (NOTHING, TWO), *since]
+
+
 def test_held_out_are_blocks_of_slots_with_a_choice_spread_over_the_recorded_time() -> None:
     """Of each five blocks the last, and the middle one to stop by; others slots of these are not learned from."""
     # In the second half nothing is decided in three of four slots.
