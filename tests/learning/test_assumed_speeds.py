@@ -103,6 +103,21 @@ def test_a_job_needs_its_recorded_time_at_drawn_speeds_too() -> None:
     assert found[3] == day.jobs[3]
 
 
+def test_other_model_types_that_were_measured_narrow_what_is_drawn() -> None:
+    job = silent(1)
+    kind = TrainingKind.of(job.request)
+    points = tuple(SpeedPoint(Allocation(workers, 0), 10.0 * workers**0.9, 8, 4) for workers in (1, 2, 4, 8))
+    deviations = []
+    for speeds in ((), (MeasuredSpeeds(kind._replace(model="measured"), points),)):
+        history = with_assumed_speeds(a_history({job: 2}, *speeds))
+        assert history.assumed == {kind}
+        made = Speeds(GaussianProcess(by_kind(history.speeds)), [job.request], history.assumed)
+        rng = np.random.default_rng(0)
+        speed_ups = [table.samples_per_second(8, 0) for _ in range(300) for table in made.draw(rng).values()]
+        deviations.append(np.std(np.log(speed_ups)))
+    assert deviations[1] < 0.8 * deviations[0]
+
+
 def test_a_job_that_never_started_keeps_its_limit() -> None:
     waits = replace(silent(1), state=JobState.READY, progress=Progress())
     found = with_assumed_speeds(replace(a_history({waits: 2}), sizes={}))
