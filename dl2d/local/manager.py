@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
 from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.task_supervisor import BEGIN_LIMIT, START_LIMIT, boot_id, start_ticks
+from dl2d.lock_file import hold
 from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 
 log = structlog.get_logger(__name__)
@@ -464,30 +464,19 @@ def check_private(folder: Path) -> None:
 
 def _lock(path: Path) -> int:
     """Hold the folder for this process; the kernel lets go of it when the process dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     give_up = time.monotonic() + LOCK_PATIENCE
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            # Killed while it started a process, a daemon's lock lives on in its fork until that runs the new program.
-            fading = holder.isdecimal() and start_ticks(int(holder)) is None and time.monotonic() < give_up
-            if not fading:
-                os.close(descriptor)
-                raise AlreadyRunning(
-                    f"local resource manager: {path.parent} is in use by another daemon (process "
-                    f"{holder or 'unknown'}); stop that one, or give this one its own resource_manager.local.state_dir"
-                ) from None
-            time.sleep(0.02)
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+            return hold(path, f"{os.getpid()}\n")
+        except BlockingIOError as error:
+            holder = str(error)
+        # Killed while it started a process, a daemon's lock lives on in its fork until that runs the new program.
+        if not (holder.isdecimal() and start_ticks(int(holder)) is None and time.monotonic() < give_up):
+            raise AlreadyRunning(
+                f"local resource manager: {path.parent} is in use by another daemon (process {holder or 'unknown'}); "
+                "stop that one, or give this one its own resource_manager.local.state_dir"
+            )
+        time.sleep(0.02)
 
 
 __all__ = ["HANDLE_VARIABLE", "NODE_VARIABLE", "LocalManager", "create"]

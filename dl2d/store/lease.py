@@ -7,7 +7,6 @@ gives it back then.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import threading
@@ -19,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
+from dl2d.lock_file import hold
 from dl2d.store.database import Database, StoreLocation, translated
 from dl2d.store.row_mapping import ZERO, Base, Moment, UserText
 
@@ -36,7 +36,6 @@ class LeaseRow(Base):
 
 
 _log = structlog.get_logger(__name__)
-_MAX_HOLDER_BYTES = 1000
 _ADVICE = "stop it first, or start this one with --standby; only for another cluster set another store.url"
 
 
@@ -74,24 +73,12 @@ class FileLease(Lease):
         if self._descriptor is not None:
             return
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._path, flags, 0o600)
+            self._descriptor = hold(self._path, holder)
+        except BlockingIOError as error:
+            other = str(error) or "it has not given its name"
+            raise AlreadyRunning(f"the store {self._place} is held by another daemon ({other}); {_ADVICE}") from None
         except OSError as error:
             raise StoreUnavailable(f"cannot lock the store: {self._path}: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, holder.encode("utf-8", "replace")[:_MAX_HOLDER_BYTES], 0)
-        except BlockingIOError:
-            other = os.pread(descriptor, _MAX_HOLDER_BYTES, 0).decode("utf-8", "replace").strip()
-            os.close(descriptor)
-            raise AlreadyRunning(
-                f"the store {self._place} is held by another daemon ({other or 'it has not given its name'}); {_ADVICE}"
-            ) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise StoreUnavailable(f"cannot lock the store: {self._path}: {error.strerror}") from error
-        self._descriptor = descriptor
 
     def release(self) -> None:
         """Give the lock back."""
