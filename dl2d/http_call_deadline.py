@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import httpcore2
 import httpx2
 
 #: Connections of one client at a time, and for how long an idle one is kept.
-_MAX_CONNECTIONS: Final = 100
-_KEEPALIVE_SECONDS: Final = 5.0
+_MAX_CONNECTIONS = 100
+_KEEPALIVE_SECONDS = 5.0
 
 
 class _Call(threading.local):

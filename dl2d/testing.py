@@ -6,7 +6,7 @@ A test names only the values that matter to it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner
@@ -16,8 +16,8 @@ from dl2d.simulation.in_memory_store import MemoryStore
 
 __all__ = ["LAUNCH", "OWNER", "MemoryManager", "MemoryStore", "make_job", "make_nodes", "make_request"]
 
-OWNER: Final = Owner("ann", 1000, 1000)
-LAUNCH: Final = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
+OWNER = Owner("ann", 1000, 1000)
+LAUNCH = Launch(("python", "train.py"), "/home/ann", (("PATH", "/usr/bin"), ("DL2_ROLE", "stale")))
 
 
 def make_nodes(count: int = 4, **resources: float) -> list[Node]:

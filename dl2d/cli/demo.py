@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 import typer
 import yaml
@@ -43,12 +43,12 @@ from dl2d.daemon.tick_settings import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
 
-_NODES: Final = {"name": "node", "count": 4, "resources": {"cpu": 8, "gpu": 2}}
+_NODES = {"name": "node", "count": 4, "resources": {"cpu": 8, "gpu": 2}}
 _START_SECONDS, _STOP_SECONDS, _GRACE_SECONDS, _LOOK_SECONDS = 60.0, 15.0, 3.0, 0.25
 #: More than any machine needs; a demo that hangs is ended and says so.
-_LIMIT_SECONDS: Final = 900.0
-_MAX_ROWS: Final = 100_000
-_DIGEST: Final = re.compile(r"\bdigest ([0-9a-f]{64})\b")
+_LIMIT_SECONDS = 900.0
+_MAX_ROWS = 100_000
+_DIGEST = re.compile(r"\bdigest ([0-9a-f]{64})\b")
 
 
 class DemoError(Dl2dError):

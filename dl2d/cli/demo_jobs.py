@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from dl2d.config.settings import shipped
 from dl2d.core.jobs import Job, JobState
@@ -49,7 +49,7 @@ class DemoPlan:
     pause: float = 0.02
 
 
-FULL: Final = DemoPlan(
+FULL = DemoPlan(
     (
         DemoJob("small", "small", 14, "momentum"),
         DemoJob("medium", "medium", 12, "adam"),
@@ -58,7 +58,7 @@ FULL: Final = DemoPlan(
     epochs_between=2.5,
     slot_seconds=3.0,
 )
-FAST: Final = DemoPlan(
+FAST = DemoPlan(
     (
         DemoJob("first", "small", 6, "momentum"),
         DemoJob("second", "small", 5, "adam"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from dl2d.cli.demo_jobs import DemoResult
 from dl2d.core.errors import Dl2dError
 
-_COLOURS: Final = ("#3b6fd4", "#e08a1e", "#2f9e63")
+_COLOURS = ("#3b6fd4", "#e08a1e", "#2f9e63")
 _INK, _FAINT, _PALE = "#1d2430", "#6b7484", "#e4e8ee"
 
 

@@ -16,17 +16,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from dl2d.cli.optional_packages import missing_extra
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 
 #: Lowest CPU priority of the system.
-_LOWEST_PRIORITY: Final = 19
-_MIB: Final = 2**20
+_LOWEST_PRIORITY = 19
+_MIB = 2**20
 #: Seconds between two progress messages.
-_TELL_SECONDS: Final = 60.0
+_TELL_SECONDS = 60.0
 
 
 def main(config: Path) -> None:

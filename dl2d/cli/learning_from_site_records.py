@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore
 
 #: The policies that learn from a site.
-DL2: Final = "dl2"
-DL2_PAPER: Final = "dl2-original"
+DL2 = "dl2"
+DL2_PAPER = "dl2-original"
 #: The search begins with weights that are good already: it looks and goes less far than one that begins with none.
-_STEP: Final = Step(spread=0.07, rate=0.03)
+_STEP = Step(spread=0.07, rate=0.03)
 #: Slots that the policy decided, the newest ones that may be learned from, among which live samples are looked for.
-_MAX_LIVE_SLOTS: Final = 4000
+_MAX_LIVE_SLOTS = 4000
 #: What follows the seed in the seed of the generator of live samples.
-_LIVE: Final = 7
+_LIVE = 7
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,31 +22,29 @@ _LINE_ENDS = "\n\t"
 _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
 #: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its heading and line of
 #: the help. The line stands here, so that ``dl2d --help`` need not import numpy, SQL or HTTP for the commands.
-COMMANDS: Final = MappingProxyType(
-    {
-        "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
-        "pack": ("pack_environment", "pack", _JOBS, "Pack a virtual environment for the containers of a YARN cluster."),
-        "cancel": ("submit", "cancel", _JOBS, "End a job and everything that runs for it."),
-        "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
-        "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
-        "history": ("history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
-        "report": ("usage_report", "report", _JOBS, "Say what a job used: CPU-hours and GPU-hours of all its tasks."),
-        "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
-        "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
-        "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
-        "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
-        "run": ("run_daemon", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
-        "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
-        "config": (
-            "config_and_systemd_unit", "config", _ADMIN, "Print the sample configuration with every key explained."
-        ),
-        "unit": ("config_and_systemd_unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
-        "db": ("db", "app", _ADMIN, "Upgrade the database's schema, let others read it, or export it."),
-        "shadow": ("shadow", "shadow", _ADMIN, "Compare decisions of mode shadow with what the scheduler gave."),
-        "sql": ("sql", "sql", _ADMIN, "Query the database, read-only."),
-        "policy": ("policy", "app", _ADMIN, "List policies; promote a version of a learned one, or roll it back."),
-    }
-)  # fmt: skip
+COMMANDS = {
+    "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
+    "pack": ("pack_environment", "pack", _JOBS, "Pack a virtual environment for the containers of a YARN cluster."),
+    "cancel": ("submit", "cancel", _JOBS, "End a job and everything that runs for it."),
+    "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
+    "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
+    "history": ("history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
+    "report": ("usage_report", "report", _JOBS, "Say what a job used: CPU-hours and GPU-hours of all its tasks."),
+    "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
+    "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
+    "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
+    "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
+    "run": ("run_daemon", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
+    "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
+    "config": (
+        "config_and_systemd_unit", "config", _ADMIN, "Print the sample configuration with every key explained."
+    ),
+    "unit": ("config_and_systemd_unit", "unit", _ADMIN, "Print the systemd unit of this installation."),
+    "db": ("db", "app", _ADMIN, "Upgrade the database's schema, let others read it, or export it."),
+    "shadow": ("shadow", "shadow", _ADMIN, "Compare decisions of mode shadow with what the scheduler gave."),
+    "sql": ("sql", "sql", _ADMIN, "Query the database, read-only."),
+    "policy": ("policy", "app", _ADMIN, "List policies; promote a version of a learned one, or roll it back."),
+}  # fmt: skip
 
 
 class _Commands(TyperGroup):

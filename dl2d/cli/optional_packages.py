@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import Final
 
 from dl2d.core.errors import Dl2dError
 
 #: By extra of pyproject.toml: the modules that its packages install and dl2d imports.
-EXTRAS: Final = MappingProxyType(
-    {
-        "train": ("torch", "matplotlib"),
-        "simulate": ("gymnasium", "matplotlib"),
-        "demo": ("torch", "sklearn", "matplotlib"),
-        "ray": ("ray",),
-    }
-)
+EXTRAS = {
+    "train": ("torch", "matplotlib"),
+    "simulate": ("gymnasium", "matplotlib"),
+    "demo": ("torch", "sklearn", "matplotlib"),
+    "ray": ("ray",),
+}
 #: The extra to name where a module was looked for that is not installed.
-_EXTRA_OF: Final = MappingProxyType(
-    {"torch": "train", "matplotlib": "simulate", "gymnasium": "simulate", "sklearn": "demo", "ray": "ray"}
-)
+_EXTRA_OF = {"torch": "train", "matplotlib": "simulate", "gymnasium": "simulate", "sklearn": "demo", "ray": "ray"}
 
 
 class MissingExtraError(Dl2dError):

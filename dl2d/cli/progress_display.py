@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from dl2d.core.progress import Tell
 
 #: Exit status after Ctrl-C, as shells have it.
-_INTERRUPTED: Final = 130
+_INTERRUPTED = 130
 #: Seconds between two lines of progress, where bars cannot be drawn.
-_LINE_SECONDS: Final = 10.0
+_LINE_SECONDS = 10.0
 
 
 class ProgressDisplay(Progress):

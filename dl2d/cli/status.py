@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich import filesize
@@ -54,8 +54,8 @@ MODE_WORDS = {
     Mode.SHADOW: "dl2d records its decisions beside those of the site's scheduler, and starts and stops no task",
     Mode.CANARY: "the policy decides on some of the jobs, the fallback on the others",
 }
-_NO_JOBS: Final = "no job is waiting or running; --all also lists those that ended within the last day"
-_NO_JOBS_OF_A_DAY: Final = "no job is waiting or running, and none ended within the last day"
+_NO_JOBS = "no job is waiting or running; --all also lists those that ended within the last day"
+_NO_JOBS_OF_A_DAY = "no job is waiting or running, and none ended within the last day"
 _HEADINGS = (
     "ID", "~NAME", "USER", "MODEL", "STATE", ">WORKERS", ">PS", ">EPOCH", ">STEPS/S", ">LOSS", ">AGE", "~WHY",
 )  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -16,19 +15,17 @@ from dl2d.learning.dl2_paper.settings import Teacher
 from dl2d.learning.training_state import DEFAULT_ITERATIONS
 from dl2d.simulation.workload.sources import is_drawn, source_forms
 
-_PAPERS_OPTIONS: Final = ("teacher", "start", "offline")
-_TWINS_OPTIONS: Final = ("days", "gate", "store", "config")
+_PAPERS_OPTIONS = ("teacher", "start", "offline")
+_TWINS_OPTIONS = ("days", "gate", "store", "config")
 #: Options that have no meaning, by what is trained.
-_INAPPLICABLE: Final = MappingProxyType(
-    {
-        "--design dl2": (*_PAPERS_OPTIONS, *_TWINS_OPTIONS),
-        "--design dl2-original": ("hidden", *_TWINS_OPTIONS),
-        "--twin": (
-            *("workload", "validate", "hidden", "draws", "compare", "resume"),
-            *_PAPERS_OPTIONS,
-        ),
-    }
-)
+_INAPPLICABLE = {
+    "--design dl2": (*_PAPERS_OPTIONS, *_TWINS_OPTIONS),
+    "--design dl2-original": ("hidden", *_TWINS_OPTIONS),
+    "--twin": (
+        *("workload", "validate", "hidden", "draws", "compare", "resume"),
+        *_PAPERS_OPTIONS,
+    ),
+}
 
 app = typer.Typer(invoke_without_command=True)
 app.command()(supervised)

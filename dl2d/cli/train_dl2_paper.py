@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 
@@ -23,7 +23,7 @@ from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
-_STATE: Final = "state.npz"
+_STATE = "state.npz"
 
 
 def train_dl2_paper(options: TrainOptions) -> None:

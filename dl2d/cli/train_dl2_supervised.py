@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Final
 
 import typer
 
@@ -22,7 +21,7 @@ from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 
-_DL2: Final = "dl2"
+_DL2 = "dl2"
 
 
 def train_dl2_supervised(

@@ -6,7 +6,6 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import typer
 
@@ -18,7 +17,7 @@ from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source, matching_files
 
 #: Seeds of what is drawn for validation begin here.
-_VALIDATION_SEEDS: Final = 1_000_000
+_VALIDATION_SEEDS = 1_000_000
 
 
 class Design(enum.StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -27,8 +27,8 @@ from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words
 
 #: Options that do not apply to --design dl2.
-_NOT_FOR_DL2: Final = ("loss", "updates", "network", "window")
-_MAX_UPDATES: Final = 400
+_NOT_FOR_DL2 = ("loss", "updates", "network", "window")
+_MAX_UPDATES = 400
 
 
 def _asked(checkpoint: Checkpoint) -> list[str]:

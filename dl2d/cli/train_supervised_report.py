@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from dl2d.learning.dl2_supervised import ScorerImitation
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
-_MIN_DIFFERING: Final = 0.1
+_MIN_DIFFERING = 0.1
 #: Part of the tasks by which a network may differ more than every job at its size as before, and more than DRF.
-_MORE_THAN_AS_BEFORE: Final = 0.05
-_MORE_THAN_DRF: Final = 0.2
-_GATE_DECIDES: Final = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
+_MORE_THAN_AS_BEFORE = 0.05
+_MORE_THAN_DRF = 0.2
+_GATE_DECIDES = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 from dl2d.cli.promotion_trial import policy_of, slot_seconds
 from dl2d.config.settings import Settings
@@ -27,9 +26,9 @@ from dl2d.tick.policy_starts_jobs_check import requests_to_try, start_check
 from dl2d.tick.tick_context import GuardRules
 
 #: Longest that the replays of a policy take together.
-MAX_REPLAY_SECONDS: Final = 120.0
+MAX_REPLAY_SECONDS = 120.0
 #: Recorded days, or other workloads, that are replayed.
-_MAX_WORKLOADS: Final = 3
+_MAX_WORKLOADS = 3
 
 
 def check_on_site(

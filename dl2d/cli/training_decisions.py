@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from dl2d.cli.open_store import open_store
 from dl2d.cli.promotion_trial import recorded_days, too_little_to_judge
@@ -31,8 +30,8 @@ from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.tick.observed_decision import OBSERVED
 
 #: Jobs, summed over slots, after which no older slot is read: in memory each takes about 3 KiB.
-_MAX_JOBS: Final = 500_000
-_NOT_COMPARED: Final = "completion times cannot be compared"
+_MAX_JOBS = 500_000
+_NOT_COMPARED = "completion times cannot be compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 #: Maximum seconds between two attempts to start a job's tasks.
-MAX_BACKOFF_SECONDS: Final = 600.0
+MAX_BACKOFF_SECONDS = 600.0
 
 
 def doubled(seconds: float, failures: int, most: float) -> float:

@@ -6,10 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 #: Share of such intervals that hold the true mean, where values are drawn from a normal distribution.
-CONFIDENCE: Final = 0.95
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)

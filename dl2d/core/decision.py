@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.cluster import Claimant
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
 #: A site's scheduler is taken to answer what a slot shows within so many seconds: Slurm's sched_interval.
-ANSWER_SECONDS: Final = 60
+ANSWER_SECONDS = 60
 
 
 class Constraint(enum.StrEnum):
@@ -52,7 +52,7 @@ class Constraint(enum.StrEnum):
 
 
 #: Constraints that say that a job gets less because nodes have no room for its tasks.
-FOR_WANT_OF_ROOM: Final = frozenset(
+FOR_WANT_OF_ROOM = frozenset(
     {Constraint.CAPACITY, Constraint.FRAGMENTED, Constraint.INFEASIBLE, Constraint.QUEUE, Constraint.CLAIM}
 )
 
@@ -86,7 +86,7 @@ class Decider(NamedTuple):
 
 
 #: Policy name of a decision in mode canary, which is put together from those of the policy and of the fallback.
-CANARY: Final = "canary"
+CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True)

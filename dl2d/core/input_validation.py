@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
 
 from pydantic import (
     BeforeValidator,
@@ -33,7 +33,7 @@ from dl2d.core.resources import Resources, parse_resources
 T = TypeVar("T")
 
 #: Keys that hold notes for people; a record ignores those that it has no field for.
-NOTES: Final = frozenset({"comment", "description", "license", "name", "note", "source", "tags", "title", "user"})
+NOTES = frozenset({"comment", "description", "license", "name", "note", "source", "tags", "title", "user"})
 _MAX_RESOURCES = 1000
 #: Error types of this module: a whole sentence, and a description of what was expected.
 _RULE, _EXPECTED = "rule", "expected"
@@ -301,14 +301,14 @@ def _sentence(value: object) -> object:
 
 
 #: A name of plain characters, in URLs, file names and tables alike.
-NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}"
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}"
 #: What a message says of such names.
-NAME_RULE: Final = "a name of 1 to 128 characters (A-Z a-z 0-9 space _ . + / : -) that begins with a letter or digit"
+NAME_RULE = "a name of 1 to 128 characters (A-Z a-z 0-9 space _ . + / : -) that begins with a letter or digit"
 Name = Annotated[str, Text(128, NAME, NAME_RULE)]
 #: What a task asks for or a node has: ``{"cpu": 2, "gpu": 1}`` or ``"cpu:2,gpu:1,memory:4G"``; not nothing.
 Demand = Annotated[Resources, PlainValidator(_resources)]
 #: Put before ``Text``: line breaks and runs of spaces become one space.
-ONE_LINE: Final = BeforeValidator(_sentence)
+ONE_LINE = BeforeValidator(_sentence)
 Flag = Annotated[bool, Kinds((bool,), "true or false")]
 
 

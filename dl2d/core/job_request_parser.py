@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -74,7 +74,7 @@ def _counts(given: object) -> tuple[int, ...] | str:
     return tuple(sorted(counts))
 
 
-_POWERS: Final = "powers-of-two"
+_POWERS = "powers-of-two"
 OwnName = Annotated[str, Text(128, NAME, NAME_RULE), BeforeValidator(_text)]
 Count = Annotated[int, Whole(1, MAX_TASKS), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Whole(0, MAX_TASKS), BeforeValidator(_number)]

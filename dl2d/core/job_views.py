@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode import Mode, ModeChange
@@ -14,9 +14,9 @@ from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, Tas
 from dl2d.core.task_starts_and_stops import Deferred, Failure
 
 #: Jobs, slots or decisions that one call lists at most.
-MAX_LISTED: Final = 10_000
+MAX_LISTED = 10_000
 #: Decisions that one request for ``JobViews.why`` may ask the job API for: for each, a slot is read.
-MAX_DECISIONS: Final = 5
+MAX_DECISIONS = 5
 
 
 class JobStatus(NamedTuple):

@@ -6,14 +6,14 @@ import enum
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
 #: An epoch of a job of which only the time is known.
-HOUR_SECONDS: Final = 3600.0
+HOUR_SECONDS = 3600.0
 
 
 class JobKey(NamedTuple):
@@ -50,7 +50,7 @@ class Role(enum.StrEnum):
 
 
 #: Roles of the tasks that an allocation counts.
-TASK_ROLES: Final = (Role.WORKER, Role.PS)
+TASK_ROLES = (Role.WORKER, Role.PS)
 
 
 class Architecture(enum.StrEnum):
@@ -237,7 +237,7 @@ class Launch(msgspec.Struct, frozen=True, gc=False):
 
 
 #: Launch of a job that dl2d does not start, or whose command must not be shown.
-NO_LAUNCH: Final = Launch((), "")
+NO_LAUNCH = Launch((), "")
 
 
 class JobState(enum.StrEnum):

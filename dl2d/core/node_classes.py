@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add, le, sub
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,10 @@ from dl2d.core.placement import Placement
 #: Amounts in thousandths, of each resource of the cluster in one order. In a demand the number of a set of nodes
 #: follows, or ``EVERY_NODE``.
 Vector = tuple[int, ...]
-EVERY_NODE: Final = -1
+EVERY_NODE = -1
 
 #: Classes that are looked at for the first node with room; beyond them all nodes are compared at once, vectorised.
-MAX_LOOKED_AT: Final = 64
+MAX_LOOKED_AT = 64
 
 
 @dataclass(slots=True, eq=False)

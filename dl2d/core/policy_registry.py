@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 #: What trials name in place of a version's digest where a candidate was compared with the site's own scheduler.
-SITE_SCHEDULER: Final = "site-scheduler"
+SITE_SCHEDULER = "site-scheduler"
 
 
 class VersionState(enum.StrEnum):

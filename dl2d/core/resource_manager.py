@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -50,7 +50,7 @@ class RmJobState(enum.StrEnum):
 
 
 #: What a state in which a job's own process ended makes of the job.
-JOB_ENDS: Final = {
+JOB_ENDS = {
     RmJobState.DONE: JobState.FINISHED,
     RmJobState.FAILED: JobState.FAILED,
     RmJobState.TIME_LIMIT: JobState.FAILED,
@@ -60,7 +60,7 @@ JOB_ENDS: Final = {
     RmJobState.LOST: JobState.LOST,
 }
 #: What a state in which something ended says of its cause.
-FAILURE_CAUSES: Final = {
+FAILURE_CAUSES = {
     RmJobState.FAILED: FailureCause.FAILED,
     RmJobState.TIME_LIMIT: FailureCause.TIME_LIMIT,
     RmJobState.OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
@@ -163,7 +163,7 @@ class RmIdentity(NamedTuple):
 
 
 #: Name of the number of tasks among the amounts of a ``GrowthLimit``.
-TASKS: Final = "tasks"
+TASKS = "tasks"
 
 
 @dataclass(frozen=True, slots=True)

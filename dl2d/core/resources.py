@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -23,7 +22,7 @@ _MEBIBYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 #: Where some tasks get nodes of their own, each node has one of this resource, such a task demands it, and any other
 #: task a small part of it, so that there is no room for it beside another task (``tick.exclusive_nodes``).
-WHOLE_NODE: Final = "whole-node"
+WHOLE_NODE = "whole-node"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from dl2d.core.input_validation import NAME, Number, Record, Text, Whole
 from dl2d.core.jobs import Owner
@@ -12,10 +12,10 @@ from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
 
 #: Pattern of what ``size`` names: a resource, or the resource manager's word for a task.
-SIZE: Final = r"[a-z][a-z0-9_.:/-]{0,63}"
-_MAX_TASKS: Final = 10_000
-_MAX_HOURS: Final = 8760.0
-_HOUR: Final = 3600.0
+SIZE = r"[a-z][a-z0-9_.:/-]{0,63}"
+_MAX_TASKS = 10_000
+_MAX_HOURS = 8760.0
+_HOUR = 3600.0
 
 Words = Annotated[str, Text(200, expected="some text (quote it in YAML)")]
 

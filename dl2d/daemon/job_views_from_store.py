@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, JobDecision, Reason
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _MAX_COMPARED = 200
 #: Constraints whose reasons are about the job and its owner alone. The texts of the others may name other jobs.
-_OWN_TEXTS: Final = frozenset(
+_OWN_TEXTS = frozenset(
     {
         Constraint.SATISFIED, Constraint.LIMIT, Constraint.COOLDOWN, Constraint.CHURN, Constraint.BACKOFF,
         Constraint.OBSERVED, Constraint.SILENT,
     }
 )  # fmt: skip
-_OTHER_TEXTS: Final = {
+_OTHER_TEXTS = {
     Constraint.CAPACITY: "its next larger size needs more than is free",
     Constraint.FRAGMENTED: "no single node has room for its next task",
     Constraint.INFEASIBLE: "a task asks for more than any node that it may use has",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final
 
 from dl2d.core.cluster import Task
 from dl2d.core.errors import Unavailable
@@ -22,7 +21,7 @@ from dl2d.core.resource_manager import (
     TaskSpec,
 )
 
-_BUSY: Final = "the daemon is busy with the resource manager; try again in a few seconds"
+_BUSY = "the daemon is busy with the resource manager; try again in a few seconds"
 
 
 class SharedManager:

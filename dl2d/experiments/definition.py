@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validator
@@ -46,9 +46,9 @@ from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import PresetName
 from dl2d.simulation.workload.sources import is_drawn, named_file
 
-MAX_CASES: Final = 100
-MAX_POLICIES: Final = 50
-MAX_SEEDS: Final = 1000
+MAX_CASES = 100
+MAX_POLICIES = 50
+MAX_SEEDS = 1000
 _MAX_SEED = 2**63 - 1
 _MAX_BYTES = 1024**2
 _MAX_SLOTS = Rules().most_slots
@@ -268,8 +268,8 @@ class _Shared(Record):
         return {"preset": self.preset, **entry, "with": {**self.options, **own}}
 
 
-_SHARED: Final = TypeAdapter(_Shared)
-_EXPERIMENT: Final = TypeAdapter(Experiment)
+_SHARED = TypeAdapter(_Shared)
+_EXPERIMENT = TypeAdapter(Experiment)
 
 
 def read_experiment(path: Path) -> Experiment:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -32,14 +32,14 @@ from dl2d.experiments.run_experiment import Run
 
 #: Colours that people with any colour vision tell apart: Okabe and Ito, "Color Universal Design" (2008), without its
 #: yellow, which is lost on white. A policy has the same in every report.
-_COLOURS: Final[Mapping[str, str]] = {
+_COLOURS: Mapping[str, str] = {
     "drf": "#0072b2", "fifo": "#e69f00", "srtf": "#009e73", "tetris": "#cc79a7", "optimus": "#d55e00",
     "lookahead": "#56b4e9", "dl2": "#000000",
 }  # fmt: skip
 #: For other policies, in the order of the experiment: from Paul Tol's muted scheme.
-_OTHERS: Final = ("#882255", "#999933", "#332288", "#44aa99", "#aa4499", "#117733")
+_OTHERS = ("#882255", "#999933", "#332288", "#44aa99", "#aa4499", "#117733")
 #: Told the truth instead of measuring it: the colour is that of the policy, dashes and hatching tell them apart.
-_TOLD: Final = "-true"
+_TOLD = "-true"
 _INK, _FAINT, _PALE = "#1d2430", "#5d6675", "#e4e8ee"
 _WIDTH, _DPI = 8.0, 150
 #: Labels of five ticks from none to all.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -43,15 +43,15 @@ from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.sources import is_drawn, load_source
 
-CHECKPOINT: Final = "checkpoint"
-_RECORD: Final = "prepared.json"
+CHECKPOINT = "checkpoint"
+_RECORD = "prepared.json"
 #: Workloads that settings are tuned on; and how many draws to train on there are for one to validate with.
-_TUNED_ON: Final = 4
-_FOR_ONE: Final = 4
+_TUNED_ON = 4
+_FOR_ONE = 4
 #: What curves are drawn against: the validation workloads' time under this policy.
-REFERENCE: Final = "drf"
+REFERENCE = "drf"
 #: Parts of its updates after which imitation that is all there is is looked at, too.
-_EARLIER: Final = (0.05, 0.1, 0.25, 0.5)
+_EARLIER = (0.05, 0.1, 0.25, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, model_validator
 
@@ -25,10 +25,10 @@ Number = float | int | bool
 #: Seeds of what is drawn to train on, to choose checkpoints by and to tune on begin here; those of tests lie below.
 TRAINING_SEEDS, VALIDATION_SEEDS, TUNING_SEEDS = 1_000_000, 2_000_000, 3_000_000
 #: A training has seeds of its own from there on, this many.
-SEEDS_EACH: Final = 10_000
-MAX_TRAININGS: Final = 100
+SEEDS_EACH = 10_000
+MAX_TRAININGS = 100
 #: Of a tuned participant: the key that names a placement; the others are settings of the policy.
-PLACEMENT: Final = "placement"
+PLACEMENT = "placement"
 _MAX_VALUES = 50
 PlainNumber = Annotated[Any, Kinds((bool, int, float), "a number or true or false")]
 PlainValue = Annotated[Any, Kinds((bool, int, float, str), "a number or a text")]
@@ -179,8 +179,8 @@ def dl2_settings(given: Mapping[str, Setting], *, seed: int) -> TrainingSettings
     return replace(read(_DL2_SETTINGS, given, WorkloadError), seed=seed)
 
 
-_DL2_PAPER_SETTINGS: Final = TypeAdapter(Settings)
-_DL2_SETTINGS: Final = TypeAdapter(TrainingSettings)
+_DL2_PAPER_SETTINGS = TypeAdapter(Settings)
+_DL2_SETTINGS = TypeAdapter(TrainingSettings)
 
 
 def inherited(given: object, shared: Training | None) -> object:

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
 
 import dl2d
 
 _PACKAGE = Path(dl2d.__file__).parent
 #: Libraries on which a result may depend.
-_LIBRARIES: Final = ("numpy", "scipy", "torch", "matplotlib", "msgspec", "ray")
+_LIBRARIES = ("numpy", "scipy", "torch", "matplotlib", "msgspec", "ray")
 _PATIENCE = 10.0
 
 

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
@@ -32,7 +31,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _NONE = "–"
 _MAX_ERROR_LENGTH = 300
 _MAX_NAMED = 5
-_HEADINGS: Final = (
+_HEADINGS = (
     "policy", "avg JCT", "sd", "95 % CI", "against {baseline}", "change", "above bound", "avg JCT, whole slots",
     "makespan", "{resource} held", "resizes per job", "seeds",
 )  # fmt: skip

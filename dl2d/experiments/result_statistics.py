@@ -7,7 +7,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -213,7 +212,7 @@ def by_unit(curves_: Sequence[Curve]) -> Mapping[str, list[Curve]]:
 
 
 #: Most points of a curve; more slots than that are averaged in groups.
-MAX_POINTS: Final = 120
+MAX_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from dl2d.core.errors import WorkloadError
 from dl2d.experiments.definition import Case, Experiment, Quick, sources_of, with_sources
@@ -13,7 +13,7 @@ from dl2d.experiments.participants import Design, Participant, plain
 from dl2d.simulation.workload.sources import lacks_file, with_kinds
 
 #: Added to the version of a definition that was changed on the command line.
-_CHANGED: Final = "+changed"
+_CHANGED = "+changed"
 
 
 class Scale(enum.StrEnum):

@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 
@@ -30,10 +29,10 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 #: Share of a draw's deviation that all kinds have in common, as squares; and how far it reaches, in doublings.
 _COMMON, _REACH = 0.5, 1.5
 #: Largest count of one role that a draw is made for itself; those between are interpolated.
-_MAX_COUNTS: Final = 24
-_JITTER: Final = 1e-9
+_MAX_COUNTS = 24
+_JITTER = 1e-9
 #: A site's cluster is what it is; fewer nodes stand for busier days.
-NODE_PARTS: Final = (1.0, 1 / 2, 1 / 4)
+NODE_PARTS = (1.0, 1 / 2, 1 / 4)
 
 
 class Speeds:

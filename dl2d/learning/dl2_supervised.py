@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import minimize
@@ -45,15 +45,15 @@ from dl2d.throughput.calibrated_measurements import as_measured, by_kind, merged
 #: Maximum number of possible steps, over all states, that are learned from, and that decide when learning stops.
 _MAX_STEPS, _MAX_STOPPING_STEPS = 1_000_000, 250_000
 #: Iterations without a lower loss on held-out states after which learning stops.
-_ITERATIONS_WITHOUT_GAIN: Final = 10
-_MAX_ITERATIONS: Final = 200
+_ITERATIONS_WITHOUT_GAIN = 10
+_MAX_ITERATIONS = 200
 #: Times that states are collected and fitted to.
-_ROUNDS: Final = 3
+_ROUNDS = 3
 #: Maximum number of states of a slot that are kept.
-_MAX_STATES_OF_SLOT: Final = 8
+_MAX_STATES_OF_SLOT = 8
 #: Factors of the weights that learning begins with, of which the best is taken. The order of scores, and so all
 #: decisions, are the same with each; the softmax is not.
-_SCALES: Final = tuple(2.0**power for power in range(-4, 5))
+_SCALES = tuple(2.0**power for power in range(-4, 5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class _States(NamedTuple):
         return powers / np.repeat(sums, counts), np.log(sums) + highest
 
 
-_NONE: Final = _States(np.zeros((0, len(FEATURES))), np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int64))
+_NONE = _States(np.zeros((0, len(FEATURES))), np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int64))
 
 
 def _states_of(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 
-_STATE: Final = "state.npz"
+_STATE = "state.npz"
 #: What follows the seed in the seeds of generators.
 _EXPLORING, _SEARCHING, _BEGINNING = range(3)
 

@@ -7,7 +7,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
@@ -29,9 +28,9 @@ from dl2d.tick.policy_starts_jobs_check import start_check
 from dl2d.tick.tick_context import GuardRules
 
 #: Slots after which a replay is given up.
-_MAX_SLOTS: Final = 50_000
+_MAX_SLOTS = 50_000
 #: Least length of an interval in a replay of recorded days, in seconds.
-MIN_SLOT_SECONDS: Final = 300.0
+MIN_SLOT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
 
 import numpy as np
 
@@ -23,16 +22,16 @@ from dl2d.core.resources import Resources
 from dl2d.core.site_history import ClusterState, History, RecordedSizes
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
-DAY_SECONDS: Final = 86_400.0
-_HOUR_SECONDS: Final = 3600.0
+DAY_SECONDS = 86_400.0
+_HOUR_SECONDS = 3600.0
 #: Epochs that a job which trains on beyond its declared epochs is assumed to need, as a multiple of those it has done.
-_BEYOND_DECLARED: Final = 1.1
+_BEYOND_DECLARED = 1.1
 #: Time for which a job that reports nothing and still runs is assumed to run, as a multiple of the time it has run: of
 #: jobs that have run for some time, about half end within as long again (Harchol-Balter and Downey, 1997). Its time
 #: limit says little.
-_STILL_RUNS: Final = 2.0
+_STILL_RUNS = 2.0
 #: Least epochs that a job does.
-_MIN_EPOCHS: Final = 1e-6
+_MIN_EPOCHS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

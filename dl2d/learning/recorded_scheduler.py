@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from dl2d.core.packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.site_history import RecordedSizes
 
-_REASON: Final = Reason(Constraint.OBSERVED, "size and turn as recorded")
+_REASON = Reason(Constraint.OBSERVED, "size and turn as recorded")
 
 
 class RecordedScheduler:

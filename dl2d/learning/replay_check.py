@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -28,11 +27,11 @@ from dl2d.tick.tick_context import GuardRules
 
 #: Jobs of the generated load, the intervals in which they come, and how many intervals one takes at most at its minimum
 #: size.
-_JOBS: Final = 30
-_SLOTS: Final = 20
-_MAX_LENGTH: Final = 6.0
+_JOBS = 30
+_SLOTS = 20
+_MAX_LENGTH = 6.0
 #: Intervals after which a replay is given up.
-_MAX_SLOTS: Final = 50_000
+_MAX_SLOTS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,13 +40,13 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 
 _T = TypeVar("_T")
 #: Name of the case that has the speeds which the throughput model expects, among those of several consecutive days.
-EXPECTED_SPEEDS: Final = "expected speeds"
+EXPECTED_SPEEDS = "expected speeds"
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
 #: Of the days with jobs, the newest quarter is kept back for testing.
-_HELD_OUT: Final = 1 / 4
+_HELD_OUT = 1 / 4
 #: Maximum number of recorded days among the workloads that the best weights are chosen by.
-_MAX_VALIDATION_DAYS: Final = 4
+_MAX_VALIDATION_DAYS = 4
 #: Maximum number of jobs of a day, about; where there are more, it is played as that of a smaller site.
 _MAX_TRAINED, _MAX_COMPARED = 120, 300
 #: At most 16 draws of the speeds of days that are compared as one workload, fewer if more than 20,000 jobs would be

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
 
 #: ``-true``: told the true speeds.
-BASELINES: Final = ("drf", "optimus-true", "lookahead-true")
+BASELINES = ("drf", "optimus-true", "lookahead-true")
 
 
 def baselines(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -17,7 +17,7 @@ from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
 
 #: Iterations of the search (dl2), or rounds of actor-critic learning (dl2-original), unless another number is given.
-DEFAULT_ITERATIONS: Final = 150
+DEFAULT_ITERATIONS = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ Importing this module registers ``dl2d/Cluster-v0``. docs/environment.md has obs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
@@ -24,11 +24,11 @@ from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
 
-ENVIRONMENT_ID: Final = "dl2d/Cluster-v0"
+ENVIRONMENT_ID = "dl2d/Cluster-v0"
 #: What the environments take for their workloads.
 Source = Library | Workload | Sequence[Workload]
 Info = dict[str, Any]
-_NOBODY: Final = np.zeros(0, dtype=np.int64)
+_NOBODY = np.zeros(0, dtype=np.int64)
 
 
 class EnvironmentOptions(TypedDict, total=False):
@@ -41,7 +41,7 @@ class EnvironmentOptions(TypedDict, total=False):
 
 
 #: By key of an info: the part of a slot's report, and its type.
-_REPORTED: Final[dict[str, tuple[str, type]]] = {
+_REPORTED: dict[str, tuple[str, type]] = {
     "job_present": ("present", np.bool_),
     "job_reward": ("progress", np.float64),
     "job_rate": ("rate", np.float64),

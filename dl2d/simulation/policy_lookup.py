@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from dl2d.core.error_wording import did_you_mean
 from dl2d.core.errors import PluginError
@@ -19,13 +18,13 @@ from dl2d.simulation.simulation_presets import Preset, TrueSpeeds
 from dl2d.simulation.workload.format import Workload
 
 #: Policies that can be told the workload's speeds instead of measuring them, by the name they have then.
-TOLD: Final[dict[str, Callable[[TrueSpeeds], Policy]]] = {
+TOLD: dict[str, Callable[[TrueSpeeds], Policy]] = {
     "lookahead-true": lambda speeds: Lookahead(known=speeds),
     "optimus-true": lambda speeds: Optimus(known=speeds),
 }
 
 #: Policies that are what a checkpoint makes them; each reads one, or the one that comes with dl2d.
-LEARNED: Final = frozenset({"dl2", "dl2-original"})
+LEARNED = frozenset({"dl2", "dl2-original"})
 
 
 def find_policy(name: str, workload: Workload, chosen: Preset, checkpoint: Path | None = None) -> Policy:

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from sqlalchemy import Connection, and_, func, select
 
@@ -23,7 +22,7 @@ from dl2d.store.resizes import GROW, ResizeEventRow, ResizeRow
 from dl2d.store.row_mapping import columns, table_of
 from dl2d.store.slots_and_decisions import DecisionRow, SlotRow, snapshot
 
-_HOUR: Final = 3600.0
+_HOUR = 3600.0
 
 
 def read_history(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from sqlalchemy import Column, Connection, Index, Row, Select, exists, func, insert, or_, select
@@ -184,14 +184,14 @@ class _Subject(msgspec.Struct):
 
 
 _SUBJECT = msgspec.json.Decoder(_Subject)
-_PARTS: Final[list[Column[Any]]] = [
+_PARTS: list[Column[Any]] = [
     Column(name, CompressedJson(_Part)) for name in ("snapshot", "decision", "proposed", "shadow", "plan", "outcome")
 ]
 _SLOT = Mapping(Slot, SlotRow)
 _SUMMARY = Mapping(SlotSummary, SlotRow)
 _NO_DETAIL = DecisionDetail()
 #: More than the number of any slot.
-_AFTER_ALL_SLOTS: Final = 1 << 62
+_AFTER_ALL_SLOTS = 1 << 62
 
 
 class SqlSlots(StoreTables):

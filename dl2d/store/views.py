@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
@@ -27,32 +25,30 @@ from dl2d.store import (  # noqa: F401 - their tables
 from dl2d.store.row_mapping import Base
 
 #: Views of earlier versions that have other names now.
-_FORMER: Final = ("resize_history",)
+_FORMER = ("resize_history",)
 #: What stands in braces in ``views.sql``, by dialect; {0} and {1} are the words after the name.
-_WRITTEN: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {
-        "sqlite": {
-            "time": "datetime({0}, 'unixepoch')",
-            "hour": "strftime('%Y-%m-%d %H:00:00', {0}, 'unixepoch')",
-            "day": "date({0}, 'unixepoch')",
-            "now": "CAST(strftime('%s', 'now') AS REAL)",
-            "amount": "COALESCE(json_extract({0}, '$.{1}'), 0.0)",
-            "event": "(SELECT datetime(e.at, 'unixepoch') FROM resize_events AS e WHERE e.task = resizes.task AND "
-            "e.job_number = resizes.job_number AND e.direction = resizes.direction AND e.state = '{0}')",
-        },
-        "postgresql": {
-            "time": "to_timestamp({0})",
-            "hour": "date_trunc('hour', to_timestamp({0}))",
-            "day": "CAST(to_timestamp({0}) AS date)",
-            "now": "CAST(extract(epoch FROM now()) AS double precision)",
-            "amount": "COALESCE(CAST(CAST({0} AS json) ->> '{1}' AS double precision), 0.0)",
-            "event": "(SELECT to_timestamp(e.at) FROM resize_events AS e WHERE e.task = resizes.task AND "
-            "e.job_number = resizes.job_number AND e.direction = resizes.direction AND e.state = '{0}')",
-        },
-    }
-)
-_BRACES: Final = re.compile(r"\{(\w+) ?([^{}]*?)(?: (cpu|gpu))?\}")
-_COLUMN: Final = re.compile(r"(?:\{time )?\b(\w+)\.(\w+)\}?(?: AS (\w+))?,?\s*")
+_WRITTEN: Mapping[str, Mapping[str, str]] = {
+    "sqlite": {
+        "time": "datetime({0}, 'unixepoch')",
+        "hour": "strftime('%Y-%m-%d %H:00:00', {0}, 'unixepoch')",
+        "day": "date({0}, 'unixepoch')",
+        "now": "CAST(strftime('%s', 'now') AS REAL)",
+        "amount": "COALESCE(json_extract({0}, '$.{1}'), 0.0)",
+        "event": "(SELECT datetime(e.at, 'unixepoch') FROM resize_events AS e WHERE e.task = resizes.task AND "
+        "e.job_number = resizes.job_number AND e.direction = resizes.direction AND e.state = '{0}')",
+    },
+    "postgresql": {
+        "time": "to_timestamp({0})",
+        "hour": "date_trunc('hour', to_timestamp({0}))",
+        "day": "CAST(to_timestamp({0}) AS date)",
+        "now": "CAST(extract(epoch FROM now()) AS double precision)",
+        "amount": "COALESCE(CAST(CAST({0} AS json) ->> '{1}' AS double precision), 0.0)",
+        "event": "(SELECT to_timestamp(e.at) FROM resize_events AS e WHERE e.task = resizes.task AND "
+        "e.job_number = resizes.job_number AND e.direction = resizes.direction AND e.state = '{0}')",
+    },
+}
+_BRACES = re.compile(r"\{(\w+) ?([^{}]*?)(?: (cpu|gpu))?\}")
+_COLUMN = re.compile(r"(?:\{time )?\b(\w+)\.(\w+)\}?(?: AS (\w+))?,?\s*")
 
 
 @dataclass(frozen=True, slots=True)

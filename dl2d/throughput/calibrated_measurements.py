@@ -19,7 +19,6 @@ Williams, "Gaussian Processes for Machine Learning", 2006, section 5.4.2 (leave-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ from dl2d.throughput.gaussian_process_kernel import kind_covariance, precision, 
 Points = NDArray[np.void]
 
 #: Fields of a ``SpeedPoint``, with the size as two counts and the speed in samples per second.
-POINT: Final = np.dtype(
+POINT = np.dtype(
     [
         ("workers", np.int64), ("ps", np.int64), ("speed", np.float64), ("measurements", np.float64),
         ("jobs", np.float64), ("at", np.float64), ("since", np.float64), ("previous_speed", np.float64),
@@ -47,25 +46,25 @@ POINT: Final = np.dtype(
 )  # fmt: skip
 
 #: Least number of points from which a calibration is computed.
-_MIN_POINTS: Final = 3
+_MIN_POINTS = 3
 #: Fraction of the points that may disagree with a calibration.
-_DISAGREEING: Final = 0.25
+_DISAGREEING = 0.25
 #: Step to which the logarithm of a calibration is rounded.
-_CALIBRATION_STEP: Final = 0.02
+_CALIBRATION_STEP = 0.02
 #: Difference in logarithms to the prediction below which a local speed adds no information.
-_UNINFORMATIVE: Final = 0.05
+_UNINFORMATIVE = 0.05
 #: Difference in logarithms below which a local speed counts as equal to the reference.
-_SAME_AS_REFERENCE: Final = 0.02
+_SAME_AS_REFERENCE = 0.02
 #: Step to which the logarithm of a local speed is rounded.
-_SPEED_STEP: Final = 0.02
+_SPEED_STEP = 0.02
 #: Number of jobs beyond which it makes no difference how many were measured.
-_MAX_JOBS: Final = 3.0
+_MAX_JOBS = 3.0
 #: From this number of jobs on, a measurement at a size is trusted.
-_TRUSTED_JOBS: Final = 3
+_TRUSTED_JOBS = 3
 #: Standard deviations between a measurement and its prediction from other sizes beyond which it is an outlier.
-_OUTLIER: Final = 4.0
+_OUTLIER = 4.0
 #: Least number of measured sizes of a kind for such a comparison.
-_MIN_COMPARED_SIZES: Final = 4
+_MIN_COMPARED_SIZES = 4
 
 
 def as_points(points: Iterable[SpeedPoint]) -> Points:

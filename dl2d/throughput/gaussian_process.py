@@ -61,7 +61,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,31 +89,31 @@ from dl2d.throughput.gaussian_process_kernel import (
 )
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
-_NOISE: Final = 0.05
-_MIN_NOISE: Final = 0.01
+_NOISE = 0.05
+_MIN_NOISE = 0.01
 
 # Limits on the size of matrices.
 #: Sizes of one kind that are conditioned on together; where more were measured, some are selected.
-_MAX_SIZES: Final = 40
+_MAX_SIZES = 40
 #: Sizes at which the shared component is inferred; where kinds have more, close ones are merged.
-_MAX_SHARED_SIZES: Final = 64
+_MAX_SHARED_SIZES = 64
 #: Maximum number of counts of one role that are predicted.
-_MAX_COUNTS: Final = 40
+_MAX_COUNTS = 40
 #: If a role has more counts, all counts up to this one are predicted, and the remaining ``_MAX_COUNTS - _DENSE_COUNTS``
 #: in geometric progression; speeds at the counts between are interpolated linearly in log2.
-_DENSE_COUNTS: Final = 24
+_DENSE_COUNTS = 24
 # One user's jobs may report any speeds, and must not change the sizes of jobs of all other kinds. Speeds of kinds that
 # train do not reach these limits.
 #: Root mean square of a kind's deviations from the trend, in logarithms and without its level, up to which it counts
 #: fully in what all kinds share. The prior expects 0.8, which no kind of dl2's checkpoint exceeds.
-_PLAUSIBLE_DEVIATION: Final = 2.0
+_PLAUSIBLE_DEVIATION = 2.0
 #: The same for a kind's level, less the median over all kinds: three standard deviations of its prior.
-_PLAUSIBLE_LEVEL: Final = 9.0
+_PLAUSIBLE_LEVEL = 9.0
 #: Limits of that median: 1 to 100,000 samples/s. Else kinds with implausible speeds, where they are the most, would
 #: make the others implausible.
-_PLAUSIBLE_CENTRE: Final = (0.0, math.log(1e5))
+_PLAUSIBLE_CENTRE = (0.0, math.log(1e5))
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
-_JITTER: Final = 1e-9
+_JITTER = 1e-9
 
 
 class _Bounds(NamedTuple):

@@ -11,7 +11,7 @@ log2 w alone. So lengths are in doublings. Variances are of natural logarithms o
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,18 +20,18 @@ from dl2d.core.jobs import Architecture, Consistency
 from dl2d.core.measured_speeds import TrainingKind
 
 #: Length and variance of the component that all kinds of a group share.
-_SHARED_LENGTH: Final = 2.0
-_SHARED_VARIANCE: Final = 0.5
+_SHARED_LENGTH = 2.0
+_SHARED_VARIANCE = 0.5
 #: Length and variance of the component of one kind, and variance of its level, a constant.
-_KIND_LENGTH: Final = 1.5
-_KIND_VARIANCE: Final = 0.12
-_LEVEL_VARIANCE: Final = 9.0
+_KIND_LENGTH = 1.5
+_KIND_VARIANCE = 0.12
+_LEVEL_VARIANCE = 9.0
 #: Variance of the component that is independent from size to size (in geostatistics, the nugget).
-NUGGET_VARIANCE: Final = 0.1**2
+NUGGET_VARIANCE = 0.1**2
 #: Variance of the logarithm of speed at any size before anything is measured, without the nugget.
-PRIOR_VARIANCE: Final = _SHARED_VARIANCE + _KIND_VARIANCE + _LEVEL_VARIANCE
+PRIOR_VARIANCE = _SHARED_VARIANCE + _KIND_VARIANCE + _LEVEL_VARIANCE
 #: Prior increase of the logarithm of speed, in doublings, for each doubling of one role's count.
-_TREND: Final = 0.25
+_TREND = 0.25
 
 
 class Group(NamedTuple):

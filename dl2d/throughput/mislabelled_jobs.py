@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,18 +25,18 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.gaussian_process_kernel import Group
 
 #: Standard deviations from the prediction for a kind beyond which a measurement contradicts the kind.
-_CONTRADICTS: Final = 3.0
+_CONTRADICTS = 3.0
 #: Standard deviations from the prediction for a kind within which a job that is declared otherwise may be of this kind.
-_AGREES: Final = 2.0
+_AGREES = 2.0
 #: Fraction of a job's measurements that may contradict its kind.
-_MAX_CONTRADICTING: Final = 0.2
+_MAX_CONTRADICTING = 0.2
 #: Standard deviation of the logarithm of speed between jobs of one kind, which is added to the prediction's.
-_BETWEEN_JOBS: Final = 0.1
+_BETWEEN_JOBS = 0.1
 #: Difference in logarithms within which a measurement agrees in any case: just below ``SAME_SPEED_LOG_RATIO`` (a factor
 #: of 1.28), so that rounding errors do not matter.
-_NEAR: Final = 0.999 * SAME_SPEED_LOG_RATIO
+_NEAR = 0.999 * SAME_SPEED_LOG_RATIO
 #: Standard deviation of the prediction from which on a kind is too uncertain for jobs to be recognised as of it.
-_MAX_UNCERTAINTY: Final = 0.5
+_MAX_UNCERTAINTY = 0.5
 
 
 class PredictedAs(NamedTuple):

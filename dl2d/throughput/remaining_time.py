@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from dl2d.core.jobs import Job, JobKey
 from dl2d.throughput.optimus_loss_curve import LossFit
 
 #: Least fraction of its declared work that a job counts as having left.
-MIN_WORK_LEFT: Final = 0.01
+MIN_WORK_LEFT = 0.01
 #: Least number of samples left, so that their logarithm is finite.
-_MIN_SAMPLES: Final = 1e-9
+_MIN_SAMPLES = 1e-9
 
 
 class Remaining(NamedTuple):

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from dl2d.core.errors import RequestError
 from dl2d.core.job_request_parser import (
@@ -23,7 +22,7 @@ from dl2d.daemon.api.newest_entries import NewestEntries
 from pslite.job.environment_passed_to_tasks import is_secret
 
 #: Resources of which a fraction is rounded up where the resource manager gives whole numbers only.
-_ROUNDED_UP: Final = frozenset({"cpu", "memory"})
+_ROUNDED_UP = frozenset({"cpu", "memory"})
 #: Refused jobs that are remembered.
 _MAX_REFUSED = 1000
 

@@ -5,7 +5,7 @@ The resource manager says who made the credential, which serves for one request 
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
@@ -15,7 +15,7 @@ from dl2d.core.json_codec import encode
 from dl2d.daemon.api.user_authentication import UserRoute
 from dl2d.daemon.job_views_from_store import StoreViews
 
-_MAX_CHANGES: Final = 100
+_MAX_CHANGES = 100
 
 
 users = APIRouter(route_class=UserRoute)

@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import structlog
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_BY: Final = "daemon"
+_BY = "daemon"
 #: The policies that the learner trains.
-_LEARN: Final = ("dl2", "dl2-original")
+_LEARN = ("dl2", "dl2-original")
 #: How many times longer or shorter than in training an interval may be without a warning.
-_SLOT_FACTOR: Final = 2.0
+_SLOT_FACTOR = 2.0
 #: What to do about a live version that cannot be read.
-REPAIR: Final = "restore its folder and reload, or make another version live (dl2d policy promote, rollback)"
+REPAIR = "restore its folder and reload, or make another version live (dl2d policy promote, rollback)"
 #: Maximum number of jobs of a store whose requests are taken, newest first.
-_MAX_STORED_JOBS: Final = 200
-_DAY_SECONDS: Final = 86_400.0
+_MAX_STORED_JOBS = 200
+_DAY_SECONDS = 86_400.0
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 

@@ -14,14 +14,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from dl2d.core.canary import Canary, CanaryJob, CanaryState
 from dl2d.core.confidence_interval import CONFIDENCE, estimate
 from dl2d.core.error_wording import counted
 
-DAY_SECONDS: Final = 86_400.0
-_MIN_SECONDS: Final = 1.0
+DAY_SECONDS = 86_400.0
+_MIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

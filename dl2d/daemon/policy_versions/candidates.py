@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from dl2d.store.policy_versions import SqlRegistry
 
 #: Beside the checkpoint.
-_FILE: Final = "candidate.json"
-_MAX_BYTES: Final = 1 << 24
-_BY: Final = "gate"
+_FILE = "candidate.json"
+_MAX_BYTES = 1 << 24
+_BY = "gate"
 
 
 @dataclass(frozen=True, slots=True)

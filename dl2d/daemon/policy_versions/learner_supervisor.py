@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -34,16 +33,16 @@ from dl2d.store.policy_versions import SqlRegistry
 log = structlog.get_logger()
 
 #: Of its output: maximum length of a line, maximum number of lines that are logged, last lines that are recorded.
-_MAX_LINE_BYTES: Final = 4096
-_MAX_LINES_LOGGED: Final = 1000
-_LINES_RECORDED: Final = 5
+_MAX_LINE_BYTES = 4096
+_MAX_LINES_LOGGED = 1000
+_LINES_RECORDED = 5
 #: Seconds between asking it to end and killing it.
-_GRACE_SECONDS: Final = 5.0
+_GRACE_SECONDS = 5.0
 #: Name of the scheduler's executor in which learners are started.
-LEARNING_EXECUTOR: Final = "learn"
-_JOB: Final = "learn"
+LEARNING_EXECUTOR = "learn"
+_JOB = "learn"
 #: A daemon that starts waits for this long before it starts a learner.
-_FIRST_SECONDS: Final = 60.0
+_FIRST_SECONDS = 60.0
 
 
 def learner_command(config: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -19,12 +18,12 @@ from dl2d.simulation.speeds.speed_models import AllReduce, Physical, SpeedModel
 from dl2d.simulation.workload.format import Workload
 
 #: Workers of the trial, and as many parameter servers.
-_TRIED: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+_TRIED = (1, 2, 3, 4, 6, 8, 12, 16)
 #: Samples of a step of a model that does not tell: so many that there is one for each worker.
-_BATCH: Final = 4096
+_BATCH = 4096
 #: Of links, bytes per second: 10 Gbit/s. Only the time that they take counts.
-_BANDWIDTH: Final = 1.25e9
-_MIN_SECONDS: Final = 1e-12
+_BANDWIDTH = 1.25e9
+_MIN_SECONDS = 1e-12
 
 
 def analytical(workload: Workload) -> Workload:

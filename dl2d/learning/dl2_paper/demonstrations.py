@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +33,9 @@ from dl2d.simulation.workload.format import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
 #: Workloads that demonstrations are taken from, where there are so many.
-_WORKLOADS: Final = 16
+_WORKLOADS = 16
 #: Slots after which a replay is ended.
-_MAX_SLOTS: Final = 2000
+_MAX_SLOTS = 2000
 
 
 def demonstrations_in(

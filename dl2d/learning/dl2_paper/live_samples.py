@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -28,9 +27,9 @@ from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observation
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 
 #: Two decisions that are closer than this fraction of a slot show too little progress to tell a rate.
-_MIN_SLOT_FRACTION: Final = 0.25
+_MIN_SLOT_FRACTION = 0.25
 #: Below this an update could not tell more rewarding actions from others.
-_MIN_SAMPLES: Final = 2
+_MIN_SAMPLES = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
 from dl2d.policies.dl2_paper.observation import ASKED, EXTRAS, SCALARS, TIMES, Layout, ObservationEncoding
 
 #: Standard deviation of weights of a fresh output layer: all actions are about equally likely.
-_OUTPUT_DEVIATION: Final = 0.01
+_OUTPUT_DEVIATION = 0.01
 #: A hidden unit with less than this share of the others' mean size is dead.
-_DEAD: Final = 0.01
+_DEAD = 0.01
 
 
 class DenseNetwork(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -20,11 +19,11 @@ from dl2d.simulation.vectorized.dl2_paper_sizing import Masks, Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 
 #: Added to a rate, or to epochs, before the logarithm is taken; a job without tasks has the logarithm of this.
-_MIN_RATE: Final = 1e-3
+_MIN_RATE = 1e-3
 #: Most slots that clusters are advanced by at the beginning, so that they differ in how far their workloads are.
-_MAX_ADVANCE: Final = 24
+_MAX_ADVANCE = 24
 #: Owner of a place in the pool that holds no sample.
-_FREE: Final = -1
+_FREE = -1
 
 
 class SampleCollector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated, Final, Self
+from typing import Annotated, Self
 
 from pydantic import PlainValidator, model_validator
 
@@ -23,10 +23,10 @@ class Teacher(enum.StrEnum):
     LOOKAHEAD = "lookahead"
 
 
-TEACHERS: Final = tuple(each.value for each in Teacher)
+TEACHERS = tuple(each.value for each in Teacher)
 #: Teachers that leave some jobs without tasks while others get all that they ask for: a first bundle for every job
 #: would change what they do.
-SERVE_WHOLE: Final = frozenset({"fifo", "srtf", "tetris"})
+SERVE_WHOLE = frozenset({"fifo", "srtf", "tetris"})
 
 
 class NetworkKind(enum.StrEnum):
@@ -164,15 +164,15 @@ class Settings(Record):
 
 
 #: The defaults, also those of the options of ``dl2d train supervised``.
-DEFAULTS: Final = Settings()
+DEFAULTS = Settings()
 #: Learning from a site's days, where jobs may have only a few tasks: the network gets the extra features, and there are
 #: more updates, with a larger learning rate, than by default.
-SITE: Final = Settings(
+SITE = Settings(
     teacher="", extras=True, remaining_times=True, reward=Reward.LOG_EPOCHS, clusters=128, samples=4096, minibatch=512,
     rate=5e-3, last_rate=5e-4, entropy=3e-3, validate_every=10,
 )  # fmt: skip
 #: The paper's text, section 4 and 6.1: slot reward, discount, plain gradient, replay; numbers where it names them.
-PAPER: Final = Settings(
+PAPER = Settings(
     network=NetworkKind.DENSE, hidden=256, first_bundles=False, fresh_output=False,
     supervised_extras=False, supervised_rate=5e-3,
     reward=Reward.PROGRESS, credit=Credit.SLOT, gamma=0.9, kept=1.0, surrogate=Surrogate.PLAIN, normalise=False,

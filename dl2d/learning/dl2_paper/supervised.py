@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,16 +50,16 @@ from dl2d.policies.srtf import Srtf
 from dl2d.simulation.workload.format import Workload
 
 #: The largest J that is chosen for a network that can have any.
-_MAX_WINDOW: Final = 128
+_MAX_WINDOW = 128
 #: Updates after which the loss on held-out demonstrations is computed, and such losses in a row, none lower than the
 #: lowest before, after which learning stops.
-_UPDATES_PER_CHECK: Final = 10
-_CHECKS_WITHOUT_GAIN: Final = 5
+_UPDATES_PER_CHECK = 10
+_CHECKS_WITHOUT_GAIN = 5
 #: Fraction of the tasks by which a known scheduler's sizes may differ from the recorded ones, on at most so many slots.
-_MAX_DIFFERING: Final = 0.01
-_MAX_COMPARED_SLOTS: Final = 300
+_MAX_DIFFERING = 0.01
+_MAX_COMPARED_SLOTS = 300
 #: Maximum number of workloads that are replayed to ask it.
-_MAX_REPLAYED_DAYS: Final = 6
+_MAX_REPLAYED_DAYS = 6
 
 #: Called after each update with its number, the number of all, and the loss.
 OnUpdate = Callable[[int, int, float], None]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,9 +48,9 @@ from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
 
 #: Workloads that a teacher is imitated on.
-_TEACHER_WORKLOADS: Final = 32
+_TEACHER_WORKLOADS = 32
 #: Observations that the scales of hidden units are measured on.
-_SCALE_SAMPLES: Final = 1024
+_SCALE_SAMPLES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,15 +27,15 @@ from dl2d.core.errors import CheckpointError
 Settings = Mapping[str, float | bool | None]
 
 #: Number of the format that is written and read.
-FORMAT: Final = 1
+FORMAT = 1
 #: Number of digits of the digest in the name of a version.
-DIGITS: Final = 12
+DIGITS = 12
 #: Names of designs in checkpoints, definitions of experiments and commands of earlier versions, with those of today,
 #: which are the names of the policies.
-FORMER_DESIGNS: Final = MappingProxyType({"jumps": "dl2", "original": "dl2-original"})
-_WEIGHTS: Final = "weights.safetensors"
-_RECORD: Final = "checkpoint.json"
-_MAX_BYTES: Final = 1 << 30
+FORMER_DESIGNS = {"jumps": "dl2", "original": "dl2-original"}
+_WEIGHTS = "weights.safetensors"
+_RECORD = "checkpoint.json"
+_MAX_BYTES = 1 << 30
 
 
 def checkpoint_of(policy: object) -> Checkpoint | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, Job
@@ -12,9 +10,9 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.mislabelled_jobs import Relabelling
 
 #: Standard deviations that are added to predicted speeds by default, so that sizes which may be faster are tried.
-DEFAULT_OPTIMISM: Final = 0.5
+DEFAULT_OPTIMISM = 0.5
 #: Least fraction of a slot that is left after a resize.
-_MIN_LEFT: Final = 0.01
+_MIN_LEFT = 0.01
 
 
 class PredictedSpeeds:

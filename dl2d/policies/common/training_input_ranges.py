@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from dl2d.core.cluster import NodeState, Snapshot
 
 #: Key in a checkpoint's training record.
-INPUT_RANGES: Final = "input_ranges"
+INPUT_RANGES = "input_ranges"
 #: How far beyond the range of training a policy still decides.
-FACTOR: Final = 10.0
-_WORDS: Final = {"jobs": "jobs", "nodes": "nodes", "jobs_per_node": "jobs per node"}
+FACTOR = 10.0
+_WORDS = {"jobs": "jobs", "nodes": "nodes", "jobs_per_node": "jobs per node"}
 
 
 def training_ranges(

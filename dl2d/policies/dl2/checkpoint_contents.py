@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,9 @@ from dl2d.policies.common.checkpoint import FORMER_DESIGNS, Checkpoint, Settings
 from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, weight_count
 
-NAME: Final = "dl2"
+NAME = "dl2"
 #: Largest absolute value of a weight, far beyond those that learning finds: no score overflows with smaller ones.
-_MAX_WEIGHT: Final = 1e100
+_MAX_WEIGHT = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
@@ -12,10 +10,10 @@ from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.remaining_time import samples_left
 
 #: Optimism of an exploring job, as a multiple of that of other jobs.
-EXPLORATION_FACTOR: Final = 2.0
+EXPLORATION_FACTOR = 2.0
 #: Least number of confirmed jobs of a kind for one of them to explore: at least two others run at sizes that were
 #: measured before, so that a change of all speeds is noticed.
-_MIN_JOBS: Final = 3
+_MIN_JOBS = 3
 
 
 def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Parameters) -> list[float]:

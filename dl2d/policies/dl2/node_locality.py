@@ -17,7 +17,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
@@ -29,17 +28,17 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Prior mean and standard deviation of ``saved``. Synchronising on one node takes 0.08 to 0.42 of the time across nodes
 #: (medians of six models; Qiao et al., "Pollux", OSDI 2021, placement profiles).
-_PRIOR: Final = (0.7, 0.3)
+_PRIOR = (0.7, 0.3)
 #: Values of ``saved`` that are compared.
-_CANDIDATES: Final = np.arange(10) / 10
+_CANDIDATES = np.arange(10) / 10
 #: Fraction of the least worker-seconds per sample that is computing, with parameter servers.
-_COMPUTING_WITH_PS: Final = 0.5
+_COMPUTING_WITH_PS = 0.5
 #: Usual difference between kinds in the logarithm of (measured speed / checkpoint's speed), a standard deviation.
-_KIND_DEVIATION: Final = 0.3
+_KIND_DEVIATION = 0.3
 #: Usual difference in this logarithm between one size and the median of its kind, an absolute value.
-_SIZE_SCALE: Final = 0.1
+_SIZE_SCALE = 0.1
 #: Limit on the difference of one size, so that outliers count little.
-_MAX_DIFFERENCE: Final = 0.5
+_MAX_DIFFERENCE = 0.5
 
 
 class Locality:

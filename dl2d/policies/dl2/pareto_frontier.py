@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 import numpy as np
 
@@ -21,13 +20,13 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import TrainingKind
 
 #: Least speed-up of a step.
-MIN_SPEED_UP: Final = 1.01
+MIN_SPEED_UP = 1.01
 #: Speed of a job without tasks, as a fraction of its best one, so that the gain of its first step is finite.
-_SPEED_OF_WAITING: Final = 1e-3
+_SPEED_OF_WAITING = 1e-3
 #: Maximum number of counts of a role that are considered.
-_MAX_COUNTS: Final = 24
+_MAX_COUNTS = 24
 #: Maximum number of sizes of a job that are kept.
-_MAX_SIZES: Final = 48
+_MAX_SIZES = 48
 
 
 @dataclass(frozen=True, slots=True, eq=False)

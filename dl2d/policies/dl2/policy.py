@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -46,13 +46,13 @@ from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_time import samples_left
 
 #: Folder of the checkpoint that comes with dl2d.
-DEFAULT_CHECKPOINT: Final = Path(__file__).parent / "default"
+DEFAULT_CHECKPOINT = Path(__file__).parent / "default"
 #: Thousandths by resource.
 Amounts = tuple[tuple[str, int], ...]
 #: Stands for no limit, in thousandths.
-_UNLIMITED: Final = 1 << 62
+_UNLIMITED = 1 << 62
 #: Maximum number of steps of a job that are reported as alternatives.
-_MAX_ALTERNATIVES: Final = 3
+_MAX_ALTERNATIVES = 3
 
 
 class Dl2:

@@ -10,7 +10,6 @@ Arrays of steps have shape (K, C): from the current size of each of K jobs to al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 #:
 #: Without hidden units, "load" alone adds the same to all steps in a cluster, so its weight changes no choice.
 #: The order is part of the format of checkpoints: weights are stored in it.
-_PRODUCTS: Final = {
+_PRODUCTS = {
     "cost": ("cost", "1"),
     "gain": ("gain", "1"),
     "left": ("left", "1"),
@@ -54,15 +53,15 @@ _PRODUCTS: Final = {
     "speed_load": ("speed", "load"),
     "load": ("1", "load"),
 }
-FEATURES: Final = tuple(_PRODUCTS)
-_COUNT: Final = len(FEATURES)
+FEATURES = tuple(_PRODUCTS)
+_COUNT = len(FEATURES)
 #: Lower limit on the factor "left": jobs that end within about a thousandth of a slot count alike.
-_MIN_LEFT: Final = -7.0
+_MIN_LEFT = -7.0
 #: Added to the sum of dominant shares before its logarithm is taken, so that "load" is finite in an empty cluster.
-_LOAD_OFFSET: Final = 1e-3
+_LOAD_OFFSET = 1e-3
 #: Added to the slots until a job ends at its best size before their logarithm is taken, so that a job that has almost
 #: ended changes the mean of "relative" little.
-_SLOTS_OFFSET: Final = 1e-3
+_SLOTS_OFFSET = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator, TypeAdapter
 
@@ -21,11 +21,11 @@ from dl2d.core.jobs import Architecture
 from dl2d.simulation.speeds.speed_models import SpeedModel, WorkerCount, parse_speed
 
 #: ``ps-sync``: Optimus' function. ``physical``: from hardware. ``allreduce``: ring. ``measured``: an all-reduce table.
-SPEED_KINDS: Final = ("ps-sync", "physical", "allreduce", "measured")
+SPEED_KINDS = ("ps-sync", "physical", "allreduce", "measured")
 _ALWAYS = ("ps-sync", "physical", "allreduce")
-_FOLDER: Final = resources.files("dl2d.simulation.speeds") / "profiles"
+_FOLDER = resources.files("dl2d.simulation.speeds") / "profiles"
 #: Keys of a file with the facts that its speeds follow from, as docs/workloads.md says, and with where those are from.
-_FACTS: Final = frozenset(
+_FACTS = frozenset(
     {"title", "task", "parameters", "batch", "compute", "hardware", "derivation", "sources"}
 )  # fmt: skip
 
@@ -114,4 +114,4 @@ def parse_profile(given: object, *, where: str) -> Profile:
     return read(_PROFILE, given, lambda key, problem: WorkloadError(key, problem, where=where))
 
 
-_PROFILE: Final = TypeAdapter(Profile)
+_PROFILE = TypeAdapter(Profile)

@@ -6,7 +6,6 @@ docs/simulator.md has the table of options with units, the values of the preset 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from dl2d.simulation.key_value_options import Options, within
 
@@ -62,7 +61,7 @@ class Realism(Options):
 
 
 #: The preset ``realistic``; every value with its source in docs/simulator.md.
-REALISTIC: Final = Realism(
+REALISTIC = Realism(
     start_seconds=8.0,
     join_seconds=0.01,
     move_seconds_per_mb=0.0026,

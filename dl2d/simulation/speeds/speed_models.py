@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, TypeAdapter
@@ -23,13 +23,13 @@ from dl2d.core.jobs import Architecture, Consistency
 N = TypeVar("N", float, Floats)
 
 #: Most workers, and most parameter servers, that a table may speak of and a job may have.
-MAX_TASKS: Final = 1000
+MAX_TASKS = 1000
 #: Most measured points of a table.
-MAX_POINTS: Final = 16_384
+MAX_POINTS = 16_384
 #: Most points that can be interpolated between: solving for weights takes four times 8 bytes x points squared, 200 MB.
-MAX_INTERPOLATED: Final = 2500
+MAX_INTERPOLATED = 2500
 #: A measurement below this share of the table's median is taken for a failed run (``drop_failed``).
-FAILED_SHARE: Final = 0.05
+FAILED_SHARE = 0.05
 _MAX_SPEED = 1e12
 _MAX_BATCH = 10**9
 # Below this a time is either a slip or makes speeds that overflow.
@@ -201,7 +201,7 @@ class _Derived(_Formula):
         return seconds
 
 
-_DERIVED_KEYS: Final = {"compute": "compute_seconds_per_sample", "overhead": "overhead_seconds"}
+_DERIVED_KEYS = {"compute": "compute_seconds_per_sample", "overhead": "overhead_seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,7 +357,7 @@ def _check_counts(workers: int, ps: int) -> None:
         raise ValueError(msg)
 
 
-_FORMULAS: Final[Mapping[str, TypeAdapter[Any]]] = {
+_FORMULAS: Mapping[str, TypeAdapter[Any]] = {
     each.formula: TypeAdapter(each) for each in (AllReduce, Physical, PsAsync, PsSync)
 }
 
@@ -429,8 +429,8 @@ class _Points(_Measured):
         return list(self.points)
 
 
-_MEASURED: Final[Mapping[str, TypeAdapter[Any]]] = {"table": TypeAdapter(_Rows), "points": TypeAdapter(_Points)}
-_KINDS: Final = ("table", "points", "formula")
+_MEASURED: Mapping[str, TypeAdapter[Any]] = {"table": TypeAdapter(_Rows), "points": TypeAdapter(_Points)}
+_KINDS = ("table", "points", "formula")
 
 
 def parse_speed(description: object, *, where: str = "") -> SpeedModel:

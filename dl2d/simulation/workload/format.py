@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
@@ -37,14 +37,14 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.simulation.speeds.model_profiles import load_profile
 from dl2d.simulation.speeds.speed_models import MAX_INTERPOLATED, MAX_TASKS, SpeedModel, Table, parse_speed
 
-MAX_JOBS: Final = 200_000
-MAX_MODELS: Final = 1000
-MAX_GROUPS: Final = 10_000
-MAX_NODES: Final = 100_000
+MAX_JOBS = 200_000
+MAX_MODELS = 1000
+MAX_GROUPS = 10_000
+MAX_NODES = 100_000
 #: Latest slot in which a job may come: with slots of a second, almost four months.
-MAX_SLOTS: Final = 10_000_000
+MAX_SLOTS = 10_000_000
 #: Most entries of ``capacity_changes``.
-MAX_CHANGES: Final = 100_000
+MAX_CHANGES = 100_000
 _MAX_ID_LENGTH = 64
 # Below this a length is a slip, and quotients of it could overflow.
 _MIN_LENGTH = 1e-9
@@ -269,9 +269,9 @@ class _OfProfile(Record):
         return profile.speeds[self.kind]
 
 
-_FILE: Final = TypeAdapter(_File)
-_JOB: Final = TypeAdapter(SimulatedJob)
-_OF_PROFILE: Final = TypeAdapter(_OfProfile)
+_FILE = TypeAdapter(_File)
+_JOB = TypeAdapter(SimulatedJob)
+_OF_PROFILE = TypeAdapter(_OfProfile)
 
 
 def _load(path: str | os.PathLike[str], where: str) -> object:

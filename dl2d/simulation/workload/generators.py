@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,9 @@ from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, conv
 
 _DAY_SECONDS = 86_400.0
 #: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.
-GPU_SHARES: Final[Mapping[int, float]] = {1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006}
+GPU_SHARES: Mapping[int, float] = {1: 0.832, 2: 0.021, 4: 0.034, 8: 0.101, 16: 0.006}
 #: Largest cap on the arrivals of a slot.
-MAX_CAP: Final = 10_000
+MAX_CAP = 10_000
 # Slots in the made-up arrival pattern of ``dl2``, and from how many first slots a trace starts.
 _PATTERN_SLOTS = 60
 _OFFSETS = 5
@@ -173,7 +173,7 @@ def heavy_tailed(settings: HeavyTailedSettings, random: np.random.Generator) -> 
 
 
 #: By name: the settings and the function.
-GENERATORS: Final[Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]]] = {
+GENERATORS: Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]] = {
     "dl2": (Dl2Settings, dl2),
     "poisson": (PoissonSettings, poisson),
     "diurnal": (DiurnalSettings, diurnal),

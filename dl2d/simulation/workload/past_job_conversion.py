@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Final
 
 from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
@@ -29,8 +28,8 @@ from dl2d.simulation.workload.format import (
 )
 
 #: Why jobs are left out.
-TOO_LARGE: Final = f"more than {MAX_TASKS} workers"
-NO_ROOM: Final = "larger than the cluster"
+TOO_LARGE = f"more than {MAX_TASKS} workers"
+NO_ROOM = "larger than the cluster"
 # A worker's share of a GPU is counted in thousandths, as resources are.
 _MIN_SHARE = 0.001
 _DIGITS = 9

@@ -6,7 +6,6 @@ import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,7 +21,7 @@ from dl2d.simulation.workload.trace_readers import FORMATS, TraceSettings, read_
 _PREFIX = re.compile(r"([a-z][a-z0-9-]+):(.*)", re.DOTALL)
 _MAX_SEED = 2**63 - 1
 #: What stands before a workload file whose kinds of jobs are drawn from.
-KINDS: Final = "kinds"
+KINDS = "kinds"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
@@ -25,20 +25,20 @@ from dl2d.simulation.workload.format import MAX_JOBS, Workload
 from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, convert
 
 #: Usable rows that are kept while a log is read; about 300 MB.
-MAX_ROWS: Final = 1_000_000
+MAX_ROWS = 1_000_000
 _ENCODING = "utf-8-sig"
 _MAX_COLUMNS = 500
 _MAX_SECONDS = 1e12
 _MAX_GPUS = 10**7
 
-NO_TIME: Final = "no start or end"
-NO_LENGTH: Final = "ran for no time"
-NOT_ENDED: Final = "not ended"
-STEP: Final = "a step, not a job"
-ARRAY_REST: Final = "tasks of an array that have not started"
-AGAIN: Final = "an id a second time"
-OUTSIDE: Final = "outside the window"
-BEYOND: Final = "beyond the number of jobs asked for"
+NO_TIME = "no start or end"
+NO_LENGTH = "ran for no time"
+NOT_ENDED = "not ended"
+STEP = "a step, not a job"
+ARRAY_REST = "tasks of an array that have not started"
+AGAIN = "an id a second time"
+OUTSIDE = "outside the window"
+BEYOND = "beyond the number of jobs asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ def _plain_id(row: _Row, column: str) -> str:
 
 
 #: By name, as ``NAME:FILE`` has it.
-FORMATS: Final[Mapping[str, _Format]] = {
+FORMATS: Mapping[str, _Format] = {
     "sacct": _Format(_sacct, ("jobid", "submit")),
     "philly": _Format(_philly, ("timestamp", "duration", "num_gpus")),
     "itp": _Format(_itp, ("job_id", "submission_time", "duration", "num_gpu")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
 
 import msgspec
 
@@ -17,10 +16,10 @@ from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_file import read_template
 from dl2d_yarn.settings import YarnSettings
 
-_API_SERVICE: Final = "yarn.webapp.api-service.enable"
-_MAX_TIMEOUT_SECONDS: Final = 5.0
+_API_SERVICE = "yarn.webapp.api-service.enable"
+_MAX_TIMEOUT_SECONDS = 5.0
 #: Number of queues that are named.
-_MAX_QUEUES: Final = 20
+_MAX_QUEUES = 20
 
 
 class _Property(msgspec.Struct):
@@ -46,7 +45,7 @@ def _at_least(least: int) -> Callable[[str], bool]:
     return lambda value: value.isdecimal() and int(value) >= least
 
 
-ADVICE: Final = (
+ADVICE = (
     Advice(
         "yarn.resourcemanager.am.max-attempts",
         _at_least(5),

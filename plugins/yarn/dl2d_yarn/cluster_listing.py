@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -33,25 +33,25 @@ from dl2d_yarn.yarn_states import (
 
 V = TypeVar("V")
 
-SERVICE_TYPE: Final = "yarn-service"
-APPS_PATH: Final = "/ws/v1/cluster/apps"
-NODES_PATH: Final = "/ws/v1/cluster/nodes"
-SERVICES_PATH: Final = "/app/v1/services"
+SERVICE_TYPE = "yarn-service"
+APPS_PATH = "/ws/v1/cluster/apps"
+NODES_PATH = "/ws/v1/cluster/nodes"
+SERVICES_PATH = "/app/v1/services"
 #: Minimum time between two listings that are read to look up an application, seconds.
-LOOK_UP_SECONDS: Final = 3.0
+LOOK_UP_SECONDS = 3.0
 #: Sections of an application that the list is asked to leave out; they are nine tenths of the answer.
-_DESELECTED: Final = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
+_DESELECTED = "resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression"
 #: Name of a container in its component: ``worker-3``.
-_INSTANCE: Final = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
-_RESOURCE: Final = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
+_INSTANCE = re.compile(r"[a-z0-9-]+-([0-9]{1,6})")
+_RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 #: dl2d's names of resources, by YARN's.
-_DL2D_NAMES: Final = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
+_DL2D_NAMES = {"memory-mb": "memory", "vcores": "cpu", "yarn.io/gpu": "gpu"}
 #: Units of ``UnitsConversionUtil``, as multiples of 1.
-_UNITS: Final = {
+_UNITS = {
     "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
 }  # fmt: skip
-_MAX_AMOUNT: Final = 1e12
+_MAX_AMOUNT = 1e12
 
 
 class _PartitionUse(msgspec.Struct, rename="camel"):

@@ -6,19 +6,19 @@ import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import ContainerReport
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Number of former processes of each position whose reports are refused.
-_FORMER_PROCESSES: Final = 8
+_FORMER_PROCESSES = 8
 #: Time that YARN has to end a container that it was asked to remove, seconds: it is asked again after that.
-REMOVAL_SECONDS: Final = 60.0
+REMOVAL_SECONDS = 60.0
 #: Time without a task after which a container is decommissioned, if one with a higher number is busy, seconds.
-IDLE_SECONDS: Final = 30.0
-_NUMBERS: Final = re.compile(r"[0-9]+")
+IDLE_SECONDS = 30.0
+_NUMBERS = re.compile(r"[0-9]+")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 import structlog
 from msgspec import structs
@@ -74,11 +74,11 @@ log = structlog.get_logger(__name__)
 #: earlier daemon may have set a longer interval: more than the longest.
 _SETTLING_INTERVALS, _SETTLING_SECONDS = 3, 65.0
 #: Number of services that are posted at once.
-_PARALLEL_SUBMITS: Final = 4
+_PARALLEL_SUBMITS = 4
 #: Number of different warnings of which each is logged once.
-_MAX_WARNINGS: Final = 1000
+_MAX_WARNINGS = 1000
 #: Maximum number of containers of a user's services that are authenticated at once: the API authenticates 8 in all.
-_MAX_AUTHENTICATED: Final = 2
+_MAX_AUTHENTICATED = 2
 
 
 def create(settings: Mapping[str, object], *, clock: Callable[[], float]) -> ResourceManager:

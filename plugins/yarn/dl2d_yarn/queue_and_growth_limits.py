@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -23,9 +23,9 @@ from dl2d_yarn.component_containers import IdleContainer
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.services import JobService
 
-SCHEDULER_PATH: Final = "/ws/v1/cluster/scheduler"
-ACTIVITIES_PATH: Final = "/ws/v1/cluster/scheduler/app-activities"
-_MAX_REASON: Final = 300
+SCHEDULER_PATH = "/ws/v1/cluster/scheduler"
+ACTIVITIES_PATH = "/ws/v1/cluster/scheduler/app-activities"
+_MAX_REASON = 300
 
 
 class _Capacity(msgspec.Struct, rename="camel"):

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import ModuleType
-from typing import Final, Literal, NoReturn, Self, TypeVar
+from typing import Literal, NoReturn, Self, TypeVar
 
 import httpx2
 import msgspec
@@ -23,15 +23,15 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 T = TypeVar("T")
 
 #: Maximum size of an answer: 10,000 nodes take about 30 MB.
-MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
 #: Maximum duration of a call about a single service, seconds.
-SERVICE_CALL_SECONDS: Final = 5.0
+SERVICE_CALL_SECONDS = 5.0
 #: Maximum size of the description of a service, in bytes: 20,000 containers take about 10 MB.
-MAX_DESCRIPTION_BYTES: Final = 16 * 1024 * 1024
+MAX_DESCRIPTION_BYTES = 16 * 1024 * 1024
 #: Maximum number of redirects of one call: a standby names the active ResourceManager, which may have changed since.
-MAX_REDIRECTS: Final = 3
-_MAX_MESSAGE: Final = 500
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 3
+_MAX_MESSAGE = 500
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class _RemoteException(msgspec.Struct):
@@ -49,7 +49,7 @@ class _Problem(msgspec.Struct):
 #: Parts of the messages that the Services interface sends, with status 500, for requests that can never be carried out,
 #: with the classes of Hadoop 3.4.2 that write them. The interface answers 500 to any exception, also to temporary ones
 #: such as that of a NameNode in safe mode: requests with other messages are tried again.
-_REQUEST_ERRORS: Final = (
+_REQUEST_ERRORS = (
     "unknown queue",  # CapacityScheduler
     "does not have permission to submit",  # CapacityScheduler, FairScheduler, RMAppManager
     "is larger than configured max",  # ServiceApiUtil: containers above the maximum allocation

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from dl2d.core.errors import ConfigError, Rejected, Unavailable
 from dl2d.core.jobs import JobKey, JobRequest, Role
@@ -22,31 +22,31 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.settings import YarnSettings
 
 #: Roles with as many containers as the job has tasks.
-TASK_ROLES: Final = (Role.PS, Role.WORKER)
-_JOB_SERVICE_NAME: Final = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
-_MAX_NAME_LENGTH: Final = 63
+TASK_ROLES = (Role.PS, Role.WORKER)
+_JOB_SERVICE_NAME = re.compile(r"dl2-([a-z0-9-]+)-(0|[1-9][0-9]{0,11})")
+_MAX_NAME_LENGTH = 63
 #: Variables that identify a job to the daemon.
-_JOB_VARIABLES: Final = ("DL2_JOB", "DL2_CREDENTIAL")
+_JOB_VARIABLES = ("DL2_JOB", "DL2_CREDENTIAL")
 #: Variables with which a container asks the daemon for its task.
-_DAEMON_VARIABLES: Final = ("DL2_DAEMON", *_JOB_VARIABLES)
+_DAEMON_VARIABLES = ("DL2_DAEMON", *_JOB_VARIABLES)
 #: Variable with the daemon's certificate, where the nodes do not trust the authority that signed it.
-_CERTIFICATE_VARIABLE: Final = "DL2_DAEMON_CERTIFICATE"
+_CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
 #: Variable with the uid of the daemon's account, where no certificate proves who listens at its address.
-_UID_VARIABLE: Final = "DL2_DAEMON_UID"
+_UID_VARIABLE = "DL2_DAEMON_UID"
 #: Characters that bash interprets between double quotes.
-_BASH_SPECIAL: Final = re.compile(r'[\\"$`]')
+_BASH_SPECIAL = re.compile(r'[\\"$`]')
 #: Characters of the tokens that YARN replaces: ``${USER}``, ``{{PATH}}``, ``<LOG_DIR>``.
-_TOKEN_CHARACTERS: Final = re.compile(r"[{}<]")
+_TOKEN_CHARACTERS = re.compile(r"[{}<]")
 #: YARN's names of dl2d's resources besides CPUs and memory.
-_YARN_NAMES: Final = {"gpu": "yarn.io/gpu"}
+_YARN_NAMES = {"gpu": "yarn.io/gpu"}
 #: Prefix of the service properties that hold the request of a service's user.
-PROPERTY_PREFIX: Final = "dl2."
+PROPERTY_PREFIX = "dl2."
 #: Maximum length of all ``dl2.*`` properties of a service together, in characters.
-MAX_REQUEST_CHARACTERS: Final = 64 * 1024
+MAX_REQUEST_CHARACTERS = 64 * 1024
 #: Variable with the secret by which the containers of a user's service register.
-SECRET_VARIABLE: Final = "DL2_PROOF"  # noqa: S105  (a name)
+SECRET_VARIABLE = "DL2_PROOF"  # noqa: S105  (a name)
 #: Names that YARN accepts for services. An application with any other name is no service, whatever its type.
-SERVICE_NAME: Final = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME_LENGTH - 1}}}")
+SERVICE_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{_MAX_NAME_LENGTH - 1}}}")
 
 
 def service_name(job: JobKey) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 import structlog
 
@@ -32,25 +31,25 @@ from dl2d_yarn.yarn_states import ServiceUse
 log = structlog.get_logger(__name__)
 
 #: Time between two rounds, seconds.
-_ROUND_SECONDS: Final = 0.2
+_ROUND_SECONDS = 0.2
 #: Time from a failure to the next attempt, doubled with each further failure in a row, and its maximum, seconds.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 #: Time of a round after which it begins no further change of a service whose last one failed, and no further read of
 #: details, seconds: each call may last until its time-out.
 _FAILED_CHANGES_SECONDS, _READ_SECONDS = 5.0, 5.0
 #: Time between two rounds that also read details, which YARN's lists do not have, seconds.
-DETAILS_SECONDS: Final = 5.0
+DETAILS_SECONDS = 5.0
 #: A coordinator has failed if its service has run for this many times the time after which a container is overdue, and
 #: so many of its containers have ended without a report within so many seconds: some may have been preempted, or on a
 #: node that was lost. The second number holds where an earlier daemon may have had reports of it. One is enough where
 #: YARN has blacklisted nodes, for which several have failed.
 _START_INTERVALS, _DEAD_CONTAINERS, _DEAD_ADOPTED, _DEAD_SECONDS = 4, 3, 6, 300.0
 #: Maximum number of services for each of these in a round: removal after their end, descriptions, pending reasons.
-_MAX_PER_ROUND: Final = 5
+_MAX_PER_ROUND = 5
 #: Number of services that are changed at once.
-PARALLEL_CHANGES: Final = 8
+PARALLEL_CHANGES = 8
 #: Maximum time that the end of the daemon waits for a call under way, seconds.
-_CLOSE_SECONDS: Final = 5.0
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(eq=False)

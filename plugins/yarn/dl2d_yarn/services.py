@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.jobs import JobKey, Role
@@ -15,9 +14,9 @@ from dl2d_yarn.task_assignment import ContainerTasks
 from dl2d_yarn.task_records import Task
 
 #: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
-NO_APPLICATION_SECONDS: Final = 300.0
+NO_APPLICATION_SECONDS = 300.0
 #: Time after which the removal of a service is tried again whose application is still listed as live, seconds.
-REMOVE_AGAIN_SECONDS: Final = 30.0
+REMOVE_AGAIN_SECONDS = 30.0
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import getpass
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole
 from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
@@ -19,7 +19,7 @@ _Address = Annotated[str, Text(300, r"https?://[A-Za-z0-9.\[\]:_-]+/?", "an addr
 
 
 #: ``YarnStaticJobRule.size`` of a rule that counts containers.
-CONTAINERS: Final = "containers"
+CONTAINERS = "containers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

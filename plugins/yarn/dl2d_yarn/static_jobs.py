@@ -6,7 +6,6 @@ import pwd
 import re
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import msgspec
 
@@ -19,10 +18,10 @@ from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.settings import CONTAINERS, YarnStaticJobRule
 
 #: Maximum number of applications whose containers are read each time.
-_MAX_READ: Final = 50
-_NOBODY_ID: Final = 65534
+_MAX_READ = 50
+_NOBODY_ID = 65534
 #: Milliseconds since 1970.
-_MILLISECONDS: Final = re.compile(r"[0-9]{1,15}")
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
 
 
 class _Container(msgspec.Struct, rename="camel"):

@@ -8,7 +8,6 @@ container or number they run in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
@@ -17,11 +16,11 @@ from dl2d_yarn.component_containers import Component, IdleContainer, IdlePeriod,
 from dl2d_yarn.task_records import Task, TaskRecords
 
 #: Number of reports of all containers together that the daemon takes in a second: each costs it about 2 ms.
-MAX_REPORTS_PER_SECOND: Final = 200
+MAX_REPORTS_PER_SECOND = 200
 #: A container is overdue if it has not reported for this many report intervals, and not for these seconds.
 _OVERDUE_INTERVALS, _OVERDUE_SECONDS = 5, 15.0
 #: Factor by which the report interval falls at most from one listing to the next.
-_FALL: Final = 0.8
+_FALL = 0.8
 
 
 class ContainerTasks:

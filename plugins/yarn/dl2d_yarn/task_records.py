@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 
 #: Ended tasks stay listed for this long, as do tasks of jobs that YARN does not list, seconds.
-KEEP_ENDED_SECONDS: Final = 900.0
-_NUMBERS: Final = re.compile(r"[0-9]+")
+KEEP_ENDED_SECONDS = 900.0
+_NUMBERS = re.compile(r"[0-9]+")
 
 
 @dataclass(slots=True)

@@ -7,16 +7,16 @@ import selectors
 import signal
 import subprocess
 import time
-from typing import IO, Final
+from typing import IO
 
 from dl2d.core.error_wording import printable_line
 from dl2d.core.errors import Rejected, Unavailable
 
-_TIMEOUT_SECONDS: Final = 60.0
+_TIMEOUT_SECONDS = 60.0
 #: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.
 COMMAND_RETRY_SECONDS, ANY_COMMAND_RETRY_SECONDS = 600.0, 60.0
 #: Size of the end of its error output that errors quote, in bytes.
-_MAX_SAID: Final = 500
+_MAX_SAID = 500
 
 
 def decommission(

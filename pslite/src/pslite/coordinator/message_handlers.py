@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from pslite.coordinator import (
     allreduce_repair,
@@ -51,7 +51,7 @@ from pslite.net.messages import (
 )
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
-FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
+FROM_ANYBODY: dict[type, Callable[[Job, MemberState, Any], None]] = {
     AskSamples: sample_requests.assign,
     AtBarrier: barrier.arrive,
     Beat: status_report.heartbeat,
@@ -59,7 +59,7 @@ FROM_ANYBODY: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
     Failed: failover.failed,
     Leave: failover.leave,
 }
-HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
+HANDLERS: dict[type, Callable[[Job, MemberState, Any], None]] = {
     **FROM_ANYBODY,
     Broken: allreduce_repair.broke,
     Copies: failover.take_copies,
@@ -77,7 +77,7 @@ HANDLERS: Final[dict[type, Callable[[Job, MemberState, Any], None]]] = {
 }
 
 #: what is looked at in each turn of the loop, in that order, as long as the job has not ended
-DUE: Final[tuple[Callable[[Job, float], None], ...]] = (
+DUE: tuple[Callable[[Job, float], None], ...] = (
     failover.check_members,
     checkpoints_and_rollback.check_return,
     joining_and_start.check_start,

@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pslite.job.member_measurements import GpuUsage
 
 #: the devices that a process sees, as CUDA has it
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: variables that say which devices a task has; the first one that is set counts. Slurm and container runtimes set them
 _VISIBLE = (VISIBLE, "NVIDIA_VISIBLE_DEVICES")
 #: has a folder for each device of the machine

@@ -14,7 +14,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,9 @@ from pslite.job.weight_blocks import Block
 Array = NDArray[Any]
 
 #: set to "tcp" or "unix" to share no memory
-VARIABLE: Final = "DL2_TRANSPORT"
+VARIABLE = "DL2_TRANSPORT"
 #: arrays begin at multiples of a cache line
-_ALIGN: Final = 64
+_ALIGN = 64
 
 
 class Layout:

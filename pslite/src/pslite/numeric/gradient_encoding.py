@@ -8,7 +8,7 @@ depend on which nodes are pushed.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from pslite.job.weight_blocks import Block
 Array = NDArray[Any]
 
 #: elements that are worked on at a time, so that the cache holds them
-_PIECE: Final = 32768
+_PIECE = 32768
 
 
 class Encoding:

@@ -16,7 +16,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,14 +33,14 @@ from pslite.numeric.optimizers import slots
 
 Array = NDArray[Any]
 
-FORMAT: Final = 1
+FORMAT = 1
 #: versions that are kept
-KEPT: Final = 2
-_RECORD: Final = "checkpoint.json"
-_PART: Final = ".part"
-_MAX_RECORD_BYTES: Final = 64 << 20
+KEPT = 2
+_RECORD = "checkpoint.json"
+_PART = ".part"
+_MAX_RECORD_BYTES = 64 << 20
 #: what may differ between the job that wrote a checkpoint and the one that goes on from it
-_MAY_DIFFER: Final = {
+_MAY_DIFFER = {
     "epochs", "checkpoint", "checkpoint_every", "resume", "architecture", "durability", "on_loss"
 }  # fmt: skip
 
