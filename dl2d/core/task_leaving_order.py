@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Decision
 
 #: Sort key for the tasks of a group, by which those that leave first come first.
-LeavingOrder: TypeAlias = Callable[[Task], tuple[bool, bool, int]]
+LeavingOrder = Callable[[Task], tuple[bool, bool, int]]
 
 
 def leaving_order(task: Task) -> tuple[bool, int]:

@@ -127,11 +127,11 @@ class Lookahead:
         slot_seconds: float = 1200.0,
     ) -> None:
         if not math.isfinite(optimism):
-            msg = f"optimism: must be a number, not {optimism!r}"
-            raise ValueError(msg)
+            raise ValueError(f"optimism: must be a number, not {optimism!r}")
         if not (0 <= resize_seconds < math.inf and 0 < slot_seconds < math.inf):
-            msg = f"resize_seconds must be 0 or more, slot_seconds over 0, not {resize_seconds!r} and {slot_seconds!r}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"resize_seconds must be 0 or more, slot_seconds over 0, not {resize_seconds!r} and {slot_seconds!r}"
+            )
         self._known = known
         self._optimism = optimism
         #: Fraction of a slot that a resize costs.

@@ -125,8 +125,7 @@ class Optimus:
         beyond: Callable[[Job], Floats] | None = None,
     ) -> None:
         if convergence is not None and not convergence > 0:
-            msg = f"convergence: must be more than 0, not {convergence!r}"
-            raise ValueError(msg)
+            raise ValueError(f"convergence: must be more than 0, not {convergence!r}")
         self._known = known
         self._convergence = convergence
         self._sample_sizes = sample_sizes

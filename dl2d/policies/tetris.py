@@ -58,8 +58,7 @@ class Tetris:
 
     def __init__(self, *, shortness: float = 1.0, whole_bundles: bool = False) -> None:
         if not 0.0 <= shortness < math.inf:
-            msg = f"shortness: must be 0 or more, not {shortness!r}"
-            raise ValueError(msg)
+            raise ValueError(f"shortness: must be 0 or more, not {shortness!r}")
         self._shortness = shortness
         self._whole_bundles = whole_bundles
         settings = "" if shortness == 1.0 else f" shortness={shortness:g}"

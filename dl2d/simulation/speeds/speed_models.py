@@ -332,8 +332,9 @@ class Table:
     @cached_property
     def _weights(self) -> Floats:
         if len(self.points) > MAX_INTERPOLATED:
-            msg = f"a table of {len(self.points)} points has a hole; at most {MAX_INTERPOLATED} can be interpolated"
-            raise ValueError(msg)
+            raise ValueError(
+                f"a table of {len(self.points)} points has a hole; at most {MAX_INTERPOLATED} can be interpolated"
+            )
         at = self._at
         distances = np.hypot(at[:, None, 0] - at[None, :, 0], at[:, None, 1] - at[None, :, 1])
         return np.linalg.solve(distances, np.array([speed for _, _, speed in self.points]))
@@ -353,8 +354,7 @@ class Table:
 
 def _check_counts(workers: int, ps: int) -> None:
     if not (0 <= workers <= MAX_TASKS and 0 <= ps <= MAX_TASKS):
-        msg = f"{workers} workers and {ps} parameter servers: each count must be from 0 to {MAX_TASKS}"
-        raise ValueError(msg)
+        raise ValueError(f"{workers} workers and {ps} parameter servers: each count must be from 0 to {MAX_TASKS}")
 
 
 _FORMULAS: Mapping[str, TypeAdapter[Any]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import signal
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
@@ -15,9 +15,9 @@ from pslite.job.member_measurements import StepTimes, Usage
 TERMINATED = 128 + signal.SIGTERM
 
 
-Role: TypeAlias = Literal["worker", "ps"]
-MemberPhase: TypeAlias = Literal["joined", "active", "draining", "left"]
-JobPhase: TypeAlias = Literal["waiting", "running", "finished", "failed", "cancelled"]
+Role = Literal["worker", "ps"]
+MemberPhase = Literal["joined", "active", "draining", "left"]
+JobPhase = Literal["waiting", "running", "finished", "failed", "cancelled"]
 
 
 class Cause(enum.StrEnum):

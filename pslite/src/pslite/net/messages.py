@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from pslite.job.message_base_class import WireRecord
 from pslite.job.sample_assignment import SampleRange, Seen
 
 #: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
-Vector: TypeAlias = Literal["gradient", "update"]
+Vector = Literal["gradient", "update"]
 PROTOCOL = 4
 MAX_HANDSHAKE_BYTES = 4096
 MAX_CONTROL_BYTES = 8 << 20

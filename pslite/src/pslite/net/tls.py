@@ -15,12 +15,12 @@ import ssl
 import threading
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from pslite.errors import UsageError
 
 #: what of a job is encrypted: nothing, what its members say to its coordinator, or all that goes between machines
-Encryption: TypeAlias = Literal["none", "control", "all"]
+Encryption = Literal["none", "control", "all"]
 #: variable that says it
 VARIABLE = "DL2_ENCRYPT"
 

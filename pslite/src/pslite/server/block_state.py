@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class NoGradient:
 
 NO_GRADIENT = NoGradient()
 #: a gradient of a block, or a sum of them
-Gradient: TypeAlias = Array | Rows | NoGradient
+Gradient = Array | Rows | NoGradient
 
 
 @dataclass(eq=False, slots=True)

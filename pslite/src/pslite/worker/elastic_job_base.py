@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pslite.worker.allreduce.worker import AllReduceWorker
 
 #: a session that is opened before the model is described
-OpenSession: TypeAlias = Worker | SingleSession
+OpenSession = Worker | SingleSession
 Session: TypeAlias = "OpenSession | AllReduceWorker"
 
 
