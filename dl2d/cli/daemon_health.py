@@ -105,7 +105,8 @@ def ask_health(
         return DaemonHealth(
             runs=True,
             problems=tuple(map(str, content.get("problems", ()))),
-            description=f"version {content['version']} runs at {url}, slot {content['slot']}",
+            description=f"version {content['version']} runs at {url}, "
+            + ("no slot yet" if content["slot"] is None else f"slot {content['slot']}"),
             last_tick_seconds=content.get("last_tick_seconds"),
             last_error_seconds=content.get("last_error_seconds"),
             listing_seconds=content.get("listing_seconds"),
@@ -123,7 +124,10 @@ def ask_health(
         )
         return DaemonHealth(runs=False, problems=(problem,), blocked=True)
     except httpx2.TransportError as error:
-        problem = f"{url} gives no valid answer: {error or type(error).__name__}"
+        problem = (
+            f"{url} gives no valid answer: {error or type(error).__name__}; if another program or another daemon has "
+            "this port, set another api.port"
+        )
         return DaemonHealth(runs=False, problems=(problem,), blocked=True)
     except (ValueError, KeyError, TypeError):
         problem = f"another program listens at {url}; set another api.port, or end that program"

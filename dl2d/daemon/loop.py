@@ -475,7 +475,9 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.error("settings not reloaded; the old ones stay in force", error=str(error))
             # What it says may be only for those who may read the configuration.
             only = isinstance(error, RestartNeeded)
-            self._health.reloaded(str(error) if only else "the daemon's log says why; nothing was changed")
+            self._health.reloaded(
+                str(error) if only else "`dl2d check` and the daemon's log say why; nothing was changed"
+            )
         except Exception:
             log.exception("settings not reloaded, unexpectedly; the old ones stay in force")
             self._health.reloaded("the daemon's log says why; nothing was changed")

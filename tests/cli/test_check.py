@@ -144,6 +144,7 @@ def test_a_port_that_another_program_has(dl2d: Dl2d, tmp_path: Path, monkeypatch
         port = other.getsockname()[1]
         answer = wrong(dl2d, configured(tmp_path, api={"port": port}))
     assert f"http://127.0.0.1:{port}" in answer["daemon"]
+    assert "set another api.port" in answer["daemon"]
 
 
 def test_control_characters_in_the_answer_of_another_program_at_the_port_are_escaped(dl2d: Dl2d, tmp_path: Path):
