@@ -32,7 +32,7 @@ from dl2d.core.measured_speeds import (
     SpeedPoint,
     TrainingKind,
 )
-from dl2d.throughput.gaussian_process_kernel import kind_covariance, precision, shared_covariance
+from dl2d.throughput.gaussian_process_prior import kind_covariance, precision, shared_covariance
 
 #: Structured array of ``POINT`` with a ``SpeedPoint`` in each element, in the order of workers, then PSs.
 Points = NDArray[np.void]

@@ -13,7 +13,7 @@ of independent components, with s = (w, p):
     noise   of a mean of several measurements: standard deviation 0.05 (``_NOISE``) / sqrt(their number), at least 0.01
             (``_MIN_NOISE``)
 
-The kernels and the constants of the prior are in ``dl2d.throughput.gaussian_process_kernel``.
+The prior (kernels, trend and their constants) is in ``dl2d.throughput.gaussian_process_prior``.
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
 U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and g = L z
@@ -76,7 +76,7 @@ from dl2d.throughput.calibrated_measurements import (
     sizes_of,
     with_noise_of_outliers,
 )
-from dl2d.throughput.gaussian_process_kernel import (
+from dl2d.throughput.gaussian_process_prior import (
     NUGGET_VARIANCE,
     PRIOR_VARIANCE,
     Group,

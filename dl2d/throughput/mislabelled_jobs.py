@@ -22,7 +22,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
 from dl2d.core.measured_speeds import SAME_SPEED_LOG_RATIO, SpeedPoint, TrainingKind
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.gaussian_process_kernel import Group
+from dl2d.throughput.gaussian_process_prior import Group
 
 #: Standard deviations from the prediction for a kind beyond which a measurement contradicts the kind.
 _CONTRADICTS = 3.0

@@ -29,7 +29,7 @@ from dl2d.throughput.calibrated_measurements import (
     without_drift,
 )
 from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.gaussian_process_kernel import Group
+from dl2d.throughput.gaussian_process_prior import Group
 from dl2d.throughput.mislabelled_jobs import Relabelling
 
 
