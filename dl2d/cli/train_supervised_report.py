@@ -32,19 +32,25 @@ _MIN_DIFFERING = 0.1
 #: Part of the tasks by which a network may differ more than every job at its size as before, and more than DRF.
 _MORE_THAN_AS_BEFORE = 0.05
 _MORE_THAN_DRF = 0.2
+_OF_WAITING_JOBS = (
+    "; most of these are of jobs that the scheduler left waiting, to which dl2d gives what room is left, however long "
+    "it records"
+)
 _GATE_DECIDES = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
 
 
 def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
     """Why a network is refused that is worse than simple deciders, or of which the slots do not tell; else empty."""
     as_before, drf = yardstick.as_before.differing, yardstick.drf.differing
-    differs = f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, "
     if trained.differing > max(as_before, drf, _MIN_DIFFERING):
-        return f"{differs}more than every job at its size as before ({as_before:.1%}) and than drf ({drf:.1%})"
-    if trained.differing > max(as_before + _MORE_THAN_AS_BEFORE, _MIN_DIFFERING):
-        return f"{differs}clearly more than every job at its size as before ({as_before:.1%})"
-    if trained.differing > drf + _MORE_THAN_DRF:
-        return f"{differs}clearly more than drf ({drf:.1%})"
+        more = f"more than every job at its size as before ({as_before:.1%}) and than drf ({drf:.1%})"
+    elif trained.differing > max(as_before + _MORE_THAN_AS_BEFORE, _MIN_DIFFERING):
+        more = f"clearly more than every job at its size as before ({as_before:.1%})"
+    else:
+        more = f"clearly more than drf ({drf:.1%})" if trained.differing > drf + _MORE_THAN_DRF else ""
+    if more:
+        early = _OF_WAITING_JOBS if 2 * trained.too_early > trained.differing else ""
+        return f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, {more}{early}"
     if reason := _why_they_do_not_tell(trained, yardstick):
         return f"was compared on {counted(trained.slots, 'slot')} that cannot tell how well it imitates: {reason}"
     return ""

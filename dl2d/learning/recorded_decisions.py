@@ -62,6 +62,8 @@ class SizeComparison:
     #: Number of jobs that the recorded scheduler started in these slots, and the fraction of them with its size.
     started: int
     started_same: float
+    #: Tasks given to jobs that the recorded scheduler left waiting, divided as ``differing`` is.
+    too_early: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +245,7 @@ def compare_sizes(
 
     ``progress`` is told how many of how many slots are compared.
     """
-    jobs, same, tasks, differing, started, started_same = 0, 0, 0, 0, 0, 0
+    jobs, same, tasks, differing, started, started_same, too_early = 0, 0, 0, 0, 0, 0, 0
     for number, each in enumerate(recordings):
         if progress is not None:
             progress(number, len(recordings))
@@ -257,7 +259,8 @@ def compare_sizes(
             same += got == wanted
             tasks += sum(wanted)
             differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
+            too_early += sum(got) if wanted == NOTHING else 0
     return SizeComparison(
         slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
-        started=started, started_same=started_same / max(started, 1),
+        started=started, started_same=started_same / max(started, 1), too_early=too_early / max(tasks, 1),
     )  # fmt: skip

@@ -455,6 +455,9 @@ def test_a_network_that_is_clearly_worse_than_a_simple_decider_is_refused(
     yardstick = Yardstick(as_before=replace(trained, differing=as_before), drf=replace(trained, differing=drf))
     problem = imitation_problem(trained, yardstick)
     assert problem == (why and f"differs from the recorded scheduler in {why}")
+    reserved = imitation_problem(replace(trained, too_early=0.6 * differing), yardstick)
+    left = "; most of these are of jobs that the scheduler left waiting, to which dl2d gives what room is left, "
+    assert reserved == problem + (why and f"{left}however long it records")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 from dl2d.core.cluster import NodeSet
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.learning.recorded_decisions import Recording, has_choice, simple_yardstick, split_recordings, with_answers
+from dl2d.learning.recorded_decisions import (
+    Recording,
+    compare_sizes,
+    has_choice,
+    simple_yardstick,
+    split_recordings,
+    with_answers,
+)
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 
@@ -108,6 +115,12 @@ def test_starts_count_in_all_slots_within_a_minute_before(seconds: list[float], 
     entries = [entry for each in with_answers(recorded) for entry in each.decision.jobs if entry.job == a_job(2).key]
     before, since = [(NOTHING, NOTHING)] * (counts_in - 1), [(TWO, TWO)] * (4 - counts_in)
     assert [(entry.previous, entry.allocation) for entry in entries] == [*before, (NOTHING, TWO), *since]
+
+
+def test_tasks_of_jobs_that_the_scheduler_left_waiting_are_counted_by_themselves() -> None:
+    slots = [a_slot(1, j1=(NOTHING, ONE), j2=(NOTHING, NOTHING)), a_slot(2, j1=(ONE, ONE), j2=(NOTHING, TWO))]
+    found = compare_sizes(lambda each: dict.fromkeys(each.decision.allocations(), TWO), slots)
+    assert (found.differing, found.too_early) == (8 / 8, 4 / 8)
 
 
 def test_held_out_are_blocks_of_slots_with_a_choice_spread_over_the_recorded_time() -> None:
