@@ -179,7 +179,8 @@ def imitate_recordings(
     The network is compared on held-out slots, and the loss on others decides when learning stops
     (``split_recordings``). For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one
     batch: an observation does not show what is left for later batches. Where jobs of fixed size of one model type have
-    different ones, the network sees the size that each job asks for.
+    different ones, the network sees the size that each job asks for. In a record with elastic jobs it learns, and is
+    compared, as if all were: what static ones got it has to reach step by step.
 
     Where one of dl2d's policies gives the recorded sizes (``known_scheduler``), it is also asked in ``workloads``, the
     recorded days, while running jobs keep their minimum size: in the slots to which its own decisions lead, then in
@@ -202,6 +203,12 @@ def imitate_recordings(
     fixed_sizes = gives_fixed_sizes(given)
     first_bundles = settings.first_bundles and not fixed_sizes and not grows_jobs_while_others_wait(given)
     models = tuple(sorted({job.request.model for job in jobs}))
+    if not fixed_sizes:
+        split = split._replace(
+            training=_as_elastic(split.training), stopping=_as_elastic(split.stopping),
+            compared=_as_elastic(split.compared),
+        )  # fmt: skip
+        given = [*split.training, *split.stopping, *split.compared]
     encoding = ObservationEncoding(
         window=settings.window,
         models=models,
@@ -324,6 +331,16 @@ def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
 
     return [
         replace(each, snapshot=replace(each.snapshot, jobs=tuple(map(asking, each.snapshot.jobs))))
+        for each in recordings
+    ]
+
+
+def _as_elastic(recordings: Sequence[Recording]) -> list[Recording]:
+    """Slots whose static jobs are elastic, as they are in replays, and as users submit them once dl2d decides."""
+    return [
+        replace(
+            each, snapshot=replace(each.snapshot, jobs=tuple(replace(job, static=False) for job in each.snapshot.jobs))
+        )
         for each in recordings
     ]
 

@@ -233,6 +233,21 @@ def test_what_was_learned_from_mixed_fixed_sizes_gives_each_job_the_size_that_it
     assert [decided[job.key].workers for job in jobs] == [4, 1, 2, usual.workers]
 
 
+def test_what_was_learned_from_fixed_sizes_beside_elastic_jobs_lets_these_grow_to_what_their_users_ask_for() -> None:
+    """Its first step gave static jobs all of their size, so that the same jobs, elastic, stayed at one worker."""
+    rng, found = np.random.default_rng(4), of_mixed_sizes(60)
+    for place in range(0, 60, 3):
+        jobs = [a_job(1000 + place + at, model="other", epochs=float(rng.integers(1, 50))) for at in range(3)]
+        snapshot = replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=place)
+        found[place] = Recording(snapshot, ask(Drf(), snapshot), LoadBalance())
+    learned = imitate_recordings(found, replace(QUICK, supervised_updates=200), slot_seconds=60.0, seed=0, min_jobs=1)
+    assert learned.checkpoint.settings["fixed_sizes"] is False
+    asked = [4, 1, 2]
+    jobs = [a_job(place, **NO_PS, asked_size=Allocation(count, 0)) for place, count in enumerate(asked)]
+    decided = ask(Dl2PaperPolicy(learned.checkpoint), a_snapshot(jobs, cluster(4, cpu=8, gpu=4))).allocations()
+    assert [decided[job.key].workers for job in jobs] == asked
+
+
 def test_what_learns_on_sees_what_users_ask_for_as_its_start_does() -> None:
     """In simulated clusters and in the slots of live versions; once it saw nothing of it."""
     start = imitate_recordings(
