@@ -55,7 +55,8 @@ class StoreViews:
     user
         Who asks; None for an operator, who sees all jobs.
     refused
-        Why a job that is not in the store was refused, by its id or name and who asks; "" if that is not known.
+        Why a job that is not in the store was refused, by its id or name, who asks, and the time (seconds since 1970)
+        after which it was submitted; "" if that is not known.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StoreViews:
         store: SqlStore,
         user: User | None = None,
         *,
-        refused: Callable[[str, User | None], str] = lambda job, user: "",  # noqa: ARG005
+        refused: Callable[[str, User | None, int], str] = lambda job, user, after: "",  # noqa: ARG005
     ) -> None:
         self._store = store
         self._user = user
@@ -210,11 +211,14 @@ class StoreViews:
         Raises
         ------
         RequestError
-            There is none that the user may see, or there are several; the message names similar ones.
+            There is none that the user may see, there are several, or all have ended and one that was submitted later
+            was refused; the message names similar ones.
         """
         found = self._store.find_jobs(text, self._user)
-        if not found and (reason := self._refused(text, self._user)):
-            raise RequestError("JOB", f"job {text} was refused when it registered: {reason}")
+        last = max((job.key.submitted for job in found), default=0)
+        if all(job.state.ended for job in found) and (reason := self._refused(text, self._user, last)):
+            before = f"; {found[0].key.slug} is the one before it" if found else ""
+            raise RequestError("JOB", f"job {text} was refused when it registered: {reason}{before}")
         if not found:
             recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MAX_COMPARED)
             names = {name for job in recent.jobs for name in (job.request.name, job.key.id)}

@@ -200,23 +200,24 @@ class RefusedJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: By job id: its user's id, its name and the reason.
-        self._refused = NewestEntries[str, tuple[int, str, str]](_MAX_REFUSED)
+        #: By job id: its user's id, its name, when it was submitted, and the reason.
+        self._refused = NewestEntries[str, tuple[int, str, int, str]](_MAX_REFUSED)
 
     def note(self, anchor: Anchor, reason: str) -> None:
         """Remember that a job was refused."""
         with self._lock:
-            self._refused[anchor.key.id] = anchor.owner.uid, anchor.name, reason
+            self._refused[anchor.key.id] = anchor.owner.uid, anchor.name, anchor.key.submitted, reason
 
-    def reason(self, job: str, user: User | None) -> str:
+    def reason(self, job: str, user: User | None, after: int) -> str:
         """Why the job with this id, or the last one with this name, was refused; empty if that is not known.
 
-        ``user`` is who asks, None for an operator: others than its user are told of no job.
+        ``user`` is who asks, None for an operator: others than its user are told of no job. Only jobs that were
+        submitted later than ``after`` (seconds since 1970) count.
         """
         with self._lock:
             seen = [
                 (key, name, reason)
-                for key, (uid, name, reason) in reversed(self._refused.items())
-                if job in (key, name) and (user is None or user.uid == uid)
+                for key, (uid, name, submitted, reason) in reversed(self._refused.items())
+                if job in (key, name) and submitted > after and (user is None or user.uid == uid)
             ]
         return next((reason for key, _, reason in seen if key == job), seen[0][2] if seen else "")

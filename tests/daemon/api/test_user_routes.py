@@ -164,6 +164,23 @@ def test_why_a_job_was_refused_is_said_to_its_user_and_to_operators(world: UserW
     assert world.get(OWNER.uid, "/v1/why", job="91").status_code == 200
 
 
+def test_a_name_means_a_refused_job_once_those_before_it_have_ended(world: UserWorld):
+    before = world.of(OWNER, "mine")
+    world.now += 10
+    world.add_anchor("91", script="#!/bin/sh\n#DL2 model=resnet-50 epochs=many\n")
+    assert world.register("91").status_code == 422
+    assert world.get(OWNER.uid, "/v1/why", job="mine").status_code == 200
+    world.store.change_job(before, JobChange(state=JobState.CANCELLED), world.now)
+    text = error(world.get(OWNER.uid, "/v1/why", job="mine"))
+    assert text.startswith("JOB: job mine was refused when it registered: ")
+    assert text.endswith(f"; {before.slug} is the one before it")
+    assert world.get(OWNER.uid, "/v1/why", job=before.slug).status_code == 200
+    world.now += 10
+    again = world.of(OWNER, "mine")
+    world.store.change_job(again, JobChange(state=JobState.CANCELLED), world.now)
+    assert "2 jobs are called 'mine'" in error(world.get(OWNER.uid, "/v1/why", job="mine"))
+
+
 @pytest.mark.parametrize(
     ("claimant", "said"),
     [(OWNER.user, "room made for your job 812"), (BOB.user, "room made for a job of the resource manager")],
