@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pslite.errors import PsliteError, UsageError
-from pslite.job.environment_passed_to_tasks import own_environment, with_slurm_job
+from pslite.job.environment_passed_to_tasks import own_environment, script_environment
 from pslite.job.printable_text import give_up_unwritten_text, tell
 from pslite.launch.environment_parsing import (
     DURABILITY_VARIABLE,
@@ -47,7 +47,7 @@ environment (set by the scheduler):
   DL2_ENCRYPT      what TLS encrypts, the same in all tasks: none, control or all (the default)
   DL2_PROGRESS_DEADLINE  seconds, as --progress-deadline (coordinator)
   DL2_STOPPED_STATUS  exit status of a task that fails after SIGTERM or as its job was cancelled
-  DL2_SLURM_JOB    Slurm job in which a task runs (set by dl2-run): a batch job that its script submits is no task
+  DL2_SLURM_JOB    id of the task's Slurm job (set by dl2-run): another job, which its script submits, is no task
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
   DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
   DL2_DAEMON_UID   uid of the daemon's account, which has its port on this machine where no certificate proves that
@@ -232,8 +232,8 @@ def _task(
 ) -> int:
     place = task_environment(environ, role)
     seconds = watch_seconds(environ)
-    own = with_slurm_job(environ)
-    return TaskAgent(place.identity, place.coordinator, command, own, say=say, watch_seconds=seconds).run()
+    of_script = script_environment(environ)
+    return TaskAgent(place.identity, place.coordinator, command, of_script, say=say, watch_seconds=seconds).run()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from pslite.job.environment_passed_to_tasks import (
     is_secret,
     own_environment,
     remarks,
+    script_environment,
     user_environment,
-    with_slurm_job,
 )
 
 
@@ -58,10 +58,10 @@ def test_a_scheduler_gets_what_is_on_the_list_and_what_the_user_names_and_no_sec
 
 def test_a_batch_job_that_a_script_of_a_task_submits_is_no_task():
     task = {"DL2_ROLE": "worker", "DL2_TASK": "worker-0", "DL2_STOPPED_STATUS": "0", "DL2_QUIET": "1"}
-    script = with_slurm_job({**task, "SLURM_JOB_ID": "7"})
+    script = script_environment({**task, "SLURM_JOB_ID": "7"})
     assert own_environment(script) == script  # it runs in its task
     without_id = {name: value for name, value in script.items() if name != "SLURM_JOB_ID"}
     assert own_environment(without_id) == without_id  # it may remove Slurm's variables
     assert own_environment({**script, "SLURM_JOB_ID": "8"}) == {"DL2_QUIET": "1", "SLURM_JOB_ID": "8"}
     assert own_environment({**task, "SLURM_JOB_ID": "8"}) == {**task, "SLURM_JOB_ID": "8"}  # a task that begins
-    assert with_slurm_job(task) == task
+    assert script_environment(task) == task

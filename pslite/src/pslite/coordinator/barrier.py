@@ -47,13 +47,13 @@ def check(job: Job, now: float) -> None:
 def _training(state: JobState, workers: list[MemberState]) -> list[MemberState]:
     """Return the workers that train: one that a plan adds from its first step on, one that it removes to its last.
 
-    One in no plan, which was dismissed or is of the run before, and whose process has not ended yet, is none of them.
+    Workers in no plan do not train: they were dismissed, or are of the run before, and their processes end.
     """
     pending = state.pending
-    not_yet = pending.newcomers() - pending.pushed.keys() if pending is not None else set()
-    no_more = pending.drained if pending is not None else set()
-    in_force = state.workers_in_force() - not_yet - no_more
-    return [m for m in workers if m.task in in_force and not m.finished]
+    names = state.workers_in_force()
+    if pending is not None:
+        names -= (pending.newcomers() - pending.pushed.keys()) | pending.drained
+    return [m for m in workers if m.task in names and not m.finished]
 
 
 def _open_if_all_wait(workers: list[MemberState]) -> None:

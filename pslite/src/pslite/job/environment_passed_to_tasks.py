@@ -1,4 +1,7 @@
-"""Which of the user's environment variables are passed to the tasks: an allow-list, without those that are secrets."""
+"""Environment variables of tasks: which of the user's are passed to them, and which belong to a task itself.
+
+Of the user's, those on an allow-list are passed, without secrets.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +40,15 @@ _UNREMARKABLE = (
 )  # fmt: skip
 #: names, and prefixes of names, of variables that the node manager sets and a task may need
 NODE_VARIABLES = ("CONTAINER_ID", "CUDA_VISIBLE_DEVICES", "HADOOP_", "LOCAL_DIRS", "LOG_DIRS", "NM_", "NVIDIA_")
-#: variables that make a process a task of a job: a job that is submitted by a task of another one is no part of that
-TASK_VARIABLES = frozenset(
-    f"DL2_{name}"
-    for name in (
-        *("ARCHITECTURE", "COORDINATOR", "CREDENTIAL", "INSTANCE", "JOB", "PROOF", "ROLE", "SLURM_JOB"),
-        *("STOPPED_STATUS", "TASK", "TOKEN"),
-    )
-)
-#: Slurm job in which a task runs, in the environment of its script
+#: variable with the Slurm job in which a task runs, in the environment of the task's script
 SLURM_JOB_VARIABLE = "DL2_SLURM_JOB"
+#: variables that make a process a task of a job; a job that a task submits inherits them, and is no task of that job
+TASK_VARIABLES = frozenset(
+    (
+        "DL2_ARCHITECTURE", "DL2_COORDINATOR", "DL2_CREDENTIAL", "DL2_INSTANCE", "DL2_JOB", "DL2_PROOF", "DL2_ROLE",
+        "DL2_STOPPED_STATUS", "DL2_TASK", "DL2_TOKEN", SLURM_JOB_VARIABLE,
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,16 @@ class UserEnvironment:
     dropped: tuple[str, ...]
 
 
-def with_slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a task's script, by which `own_environment` knows what is another job's."""
+def script_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a task's script: that of the task, and the id of its Slurm job if it runs in one."""
     job = environ.get("SLURM_JOB_ID")
     return {**environ, SLURM_JOB_VARIABLE: job} if job else dict(environ)
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what makes a process a task, if that is of a task of another Slurm job.
+    """Return the environment without `TASK_VARIABLES` that were inherited from a task of another Slurm job.
 
-    sbatch hands on the environment of a task whose script submits the next job.
+    A job that a task's script submits with sbatch inherits them.
     """
     task_job, job = environ.get(SLURM_JOB_VARIABLE), environ.get("SLURM_JOB_ID")
     if not task_job or not job or task_job == job:

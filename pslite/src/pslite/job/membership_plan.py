@@ -30,7 +30,7 @@ class Member(WireRecord):
 class Plan(WireRecord, kw_only=True, forbid_unknown_fields=False):
     """Who computes which shards and who owns which block, from the version on at which the plan takes effect.
 
-    Logs of earlier versions have plans with a field more.
+    Unknown fields are ignored: logs of earlier versions have plans with `stop`.
     """
 
     number: int

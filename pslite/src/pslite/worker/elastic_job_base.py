@@ -42,11 +42,12 @@ def session_for(spec: JobSpec) -> Session:
 
     Raises `UsageError` if the environment is incomplete, or this process is no worker.
     """
-    if spec.architecture == "allreduce" and role_of(own_environment(os.environ)) == "worker":
+    environ = own_environment(os.environ)
+    if spec.architecture == "allreduce" and role_of(environ) == "worker":
         from pslite.worker.allreduce.worker import AllReduceWorker  # noqa: PLC0415  (it needs torch, which others do not have)
 
-        place = task_environment(os.environ, "worker")
-        host = os.environ.get("DL2_HOST", "")
+        place = task_environment(environ, "worker")
+        host = environ.get("DL2_HOST", "")
         return AllReduceWorker(place.identity, place.coordinator, spec, say=partial(_say, place), host=host)
     return _session(spec)
 
