@@ -1,4 +1,4 @@
-"""Lock files, each held by one process at a time, with the holder's name in them."""
+"""Lock files: each is locked by one process at a time, and contains the name of that process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 _MAX_HOLDER_BYTES = 1000
 
 
-def hold(path: Path, holder: str) -> int:
-    """Hold a file, which is made where there is none, and write the holder's name into it.
+def acquire(path: Path, holder: str) -> int:
+    """Lock a file, which is created if it does not exist, and write the holder's name into it.
 
-    Returns its descriptor: whoever closes it lets go of the file, and so does the kernel when the process ends.
+    Returns its descriptor: closing it releases the lock, and so does the end of the process.
 
     Raises
     ------
     BlockingIOError
-        Another process holds it. Its text is the name of that process, empty if it has not given any.
+        Another process has locked it. The error's text is that process's name, empty if the file has none.
     OSError
         The file cannot be opened or written.
     """

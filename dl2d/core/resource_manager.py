@@ -224,8 +224,8 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     not_executing: bool = False
     #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
-    #: Of a task that waits: it waits for something that has nothing to do with its node, such as a hold, a licence or a
-    #: claim for which dl2d keeps room.
+    #: Of a task that waits: its node is not the cause, for example if it waits for a licence or the end of a hold, or
+    #: behind a claim to which its job yields.
     any_node: bool = False
     #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
     limit: GrowthLimit | None = None

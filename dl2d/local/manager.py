@@ -21,7 +21,7 @@ import msgspec
 import psutil
 import structlog
 
-from dl2d import __version__
+from dl2d import __version__, lock_file
 from dl2d.core.cluster import Node, NodeState, Task
 from dl2d.core.error_wording import some_of
 from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
@@ -32,13 +32,12 @@ from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
 from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.task_supervisor import BEGIN_LIMIT, START_LIMIT, boot_id, start_ticks
-from dl2d.lock_file import hold
 from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 
 log = structlog.get_logger(__name__)
 
 #: Seconds to wait for the lock of a daemon that is dead already.
-LOCK_PATIENCE = 5.0
+LOCK_SECONDS = 5.0
 #: In the environment of everything a task starts; tells its processes apart once its supervisor is gone.
 HANDLE_VARIABLE = "DL2_HANDLE"
 NODE_VARIABLE = "DL2_NODE"
@@ -463,11 +462,11 @@ def check_private(folder: Path) -> None:
 
 
 def _lock(path: Path) -> int:
-    """Hold the folder for this process; the kernel lets go of it when the process dies."""
-    give_up = time.monotonic() + LOCK_PATIENCE
+    """Lock the folder of this file for this process; returns the descriptor that holds the lock."""
+    give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
-            return hold(path, f"{os.getpid()}\n")
+            return lock_file.acquire(path, f"{os.getpid()}\n")
         except BlockingIOError as error:
             holder = str(error)
         # Killed while it started a process, a daemon's lock lives on in its fork until that runs the new program.

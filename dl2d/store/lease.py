@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, mapped_column
 
+from dl2d import lock_file
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
-from dl2d.lock_file import hold
 from dl2d.store.database import Database, StoreLocation, translated
 from dl2d.store.row_mapping import ZERO, Base, Moment, UserText
 
@@ -73,7 +73,7 @@ class FileLease(Lease):
         if self._descriptor is not None:
             return
         try:
-            self._descriptor = hold(self._path, holder)
+            self._descriptor = lock_file.acquire(self._path, holder)
         except BlockingIOError as error:
             other = str(error) or "it has not given its name"
             raise AlreadyRunning(f"the store {self._place} is held by another daemon ({other}); {_ADVICE}") from None

@@ -76,9 +76,9 @@ class Reconciled:
     anchors: Mapping[JobKey, RmJob]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, a coordinator that
-    #: was ended from outside, says that its training is done or is put back into the queue, an anchor that is ending,
-    #: suspended, close to its time limit or not listed any more, or they are ``starting``.
+    #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, or only one since
+    #: then; a coordinator that was ended from outside, says that its training is done or is put back into the queue; an
+    #: anchor that is ending, suspended, close to its time limit or not listed any more; or they are ``starting``.
     silent: Mapping[JobKey, Silence]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -436,15 +436,13 @@ def _silence_of(
     if tag in calling_unlisted:
         return Silence("the resource manager does not list its anchor, whose coordinator still reports")
     if job.key in calling:
-        # It may have finished meanwhile, and its next heartbeat says so.
-        returns = "its coordinator reports again, after it had been silent; what it reports next counts"
-        return Silence(returns) if context.after_gap(job.key) else None
+        # The one heartbeat may be from before the silence; if the training has ended since, the next one says so.
+        once = "its coordinator has reported only once since it was silent"
+        return Silence(once) if context.after_gap(job.key) else None
     silent_for = at - job.progress.at
-    # Not known where it has never reported, or since the clock was set back.
-    is_known = job.progress.at and silent_for > 0
-    return Silence(
-        f"its coordinator had not reported for {silent_for:.0f} s" if is_known else "its coordinator is silent"
-    )
+    if not job.progress.at or silent_for <= 0:  # it has never reported, or the clock was set back
+        return Silence("its coordinator is silent")
+    return Silence(f"its coordinator had not reported for {silent_for:.0f} s")
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

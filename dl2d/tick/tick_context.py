@@ -143,7 +143,8 @@ class Context:
     starting: Callable[[JobKey], Collection[str] | None] = lambda job: None  # noqa: ARG005
     #: Whether the coordinator of a job said last that its training is done, so that its tasks end.
     ending: Callable[[JobKey], bool] = lambda job: False  # noqa: ARG005
-    #: Whether the last heartbeat of a job was the first after a gap: what it says may be as old as the gap.
+    #: Whether the last heartbeat of a job was the first after a gap of ``Timeouts.silent_seconds``: it may have been
+    #: sent before the gap.
     after_gap: Callable[[JobKey], bool] = lambda job: False  # noqa: ARG005
     #: How many tasks may be submitted now (``RateLimitedManager.start_allowance``); None: any number.
     start_allowance: Callable[[], StartAllowance] | None = None

@@ -19,14 +19,15 @@ _MAX_JOBS, _MAX_SENDERS = 100_000, 64
 
 
 class _Answered(NamedTuple):
-    """Answers to the heartbeats of a job: since when without a gap, the last, and what its heartbeat said."""
+    """The last heartbeat of a job that was answered."""
 
+    #: Since when its heartbeats have been answered without a gap, and when this one was.
     since: float
     last: float
-    #: Which tasks start, and whether all end.
+    #: Which of the job's tasks were starting, and whether all were ending, as it said.
     starting: frozenset[str] | None
     ending: bool
-    #: Whether it is the first after a gap.
+    #: Whether it was the first after a gap.
     after_gap: bool
 
 
@@ -56,8 +57,7 @@ class AnsweredHeartbeats:
 
     def since(self, job: JobKey) -> float | None:
         """Since when without a gap; None if none of its heartbeats was answered."""
-        with self._lock:
-            answered = self._answered.get(job)
+        answered = self._last(job)
         return None if answered is None else answered.since
 
     def starting(self, job: JobKey) -> frozenset[str] | None:
@@ -65,21 +65,22 @@ class AnsweredHeartbeats:
 
         None if it did not say, or none of its heartbeats was answered.
         """
-        with self._lock:
-            answered = self._answered.get(job)
+        answered = self._last(job)
         return None if answered is None else answered.starting
 
     def ending(self, job: JobKey) -> bool:
         """Whether the job's training was done at its last heartbeat, so that its tasks end."""
-        with self._lock:
-            answered = self._answered.get(job)
+        answered = self._last(job)
         return answered is not None and answered.ending
 
     def after_gap(self, job: JobKey) -> bool:
-        """Whether its last heartbeat was the first after a gap: it may have been under way since the gap began."""
-        with self._lock:
-            answered = self._answered.get(job)
+        """Whether its last heartbeat was the first after a gap: it may have been sent before the gap."""
+        answered = self._last(job)
         return answered is not None and answered.after_gap
+
+    def _last(self, job: JobKey) -> _Answered | None:
+        with self._lock:
+            return self._answered.get(job)
 
 
 class JobOwners:

@@ -47,7 +47,7 @@ _ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_NODES: Final = 100_000
 _MAX_PRIORITY: Final = 2**62
-#: The reason of a job that waits since others of higher priority wait for the same nodes.
+#: Slurm's reason of a job that waits because jobs of higher priority wait for the same nodes.
 _BEHIND_OTHERS: Final = "Priority"
 
 
@@ -265,33 +265,26 @@ def claims(
 
 
 def with_tasks_behind_claims(
-    jobs: Iterable[RmJob], tasks: Mapping[str, Task], found: Iterable[Claim]
+    jobs: Iterable[RmJob], tasks: Mapping[str, Task], waiting: Iterable[Claim]
 ) -> tuple[RmJob, ...]:
-    """The jobs; a task that waits behind a claim to which its job yields waits for nothing of its node.
+    """The jobs, with ``any_node`` set for tasks that wait behind a claim to which their job yields.
 
-    ``tasks`` are dl2d's, by handle, or by tag where they have none.
+    ``tasks`` are dl2d's, by handle, or by tag where they have none; ``waiting`` are the claims of waiting jobs.
     """
-    jobs, of_others = tuple(jobs), [claim for claim in found if not claim.is_task]
+    jobs, of_others = tuple(jobs), [claim for claim in waiting if not claim.is_task]
     anchors = {job.shown_id: job for job in jobs} if of_others else {}
 
-    def is_behind_claim(job: RmJob) -> bool:
+    def waits_behind_claim(job: RmJob) -> bool:
+        if not job.tag or job.state is not RmJobState.PENDING or job.reason != _BEHIND_OTHERS:
+            return False
         task = tasks.get(job.handle) or tasks.get(job.tag)
-        anchor = None if task is None else anchors.get(task.job.id)
-        return (
-            task is not None
-            and anchor is not None
-            and any(
-                anchor.yields_to(claim) and (claim.eligible is None or task.node in claim.eligible)
-                for claim in of_others
-            )
+        if task is None or (anchor := anchors.get(task.job.id)) is None:
+            return False
+        return any(
+            anchor.yields_to(claim) and (claim.eligible is None or task.node in claim.eligible) for claim in of_others
         )
 
-    return tuple(
-        replace(job, any_node=True)
-        if job.tag and job.state is RmJobState.PENDING and job.reason == _BEHIND_OTHERS and is_behind_claim(job)
-        else job
-        for job in jobs
-    )
+    return tuple(replace(job, any_node=True) if waits_behind_claim(job) else job for job in jobs)
 
 
 def without_memory(demand: Resources) -> Resources:

@@ -53,7 +53,7 @@ class Reservation:
     #: Its jobs may use other nodes as well.
     flexible: bool = False
     magnetic: bool = False
-    #: It never begins: its start is always the same time ahead, so that only jobs that end before then run there.
+    #: It never begins, as its start is always the same time ahead: its nodes take jobs that end before then.
     floating: bool = False
     #: Names of those who may use it, or, with a minus, may not; all if empty.
     users: frozenset[str] = frozenset()
@@ -157,8 +157,8 @@ def reservation_claims(
 ) -> Iterator[Claim]:
     """A standing claim for the nodes of each reservation that has begun or begins soon, so that they are empty in time.
 
-    ``jobs`` are users and options of anchors by handle: tasks of a job in a reservation that has begun stay, and in a
-    flexible one also before.
+    A floating one never begins, so there is none for it. ``jobs`` are users and options of anchors by handle: tasks of
+    a job in a reservation that has begun stay, and in a flexible one also before.
     """
     for each in reservations:
         if at < each.end and each.start <= at + LEAD_SECONDS and not each.floating:
