@@ -1,19 +1,21 @@
-"""How long do workers stand still when a job gets more servers or workers, and what do the steps of a resize take?
+"""How long do workers wait when a job gets more servers or workers, and how long do the parts of a resize take?
 
     python benchmarks/resize_suspension.py [--adds 1 2 4] [--repeats 2] [--cycles 2] [--compute 0.3] [--scale 1]
         [--scales 0.1 0.5 1 2] [--joins 1 4] [--architecture ps|allreduce] [--mode fast|exact]
 
-The model has the sizes of ResNet-50's 161 tensors (102 MB), two workers, momentum SGD; one server gets 1, 2 or 4 more
-at once, they leave again and others come, `--cycles` times in a job.  Forward and backward passes are a sleep
+The job has two workers, one server, momentum SGD and the sizes of ResNet-50's 161 tensors (102 MB); 1, 2 or 4 servers
+are added at once and leave again, `--cycles` times in a job.  Forward and backward passes are a sleep
 (`--compute`), since what is measured is everything else; the gradient depends on the weights.  Suspension is the time
-between a worker being ready to push and being let to push.
+between a worker being ready to push and being allowed to push.
 
-Then the steps around resizes that add so many workers, or servers, at once (`--joins`): the median step before, and the
-longest while the plan is prepared and carried out.  A job that comes near its end before newcomers are there waits for
-them, up to 5 s in a step.  With `--architecture allreduce` (gradients are added up over gloo, no servers) this is all
-that is measured.  At last the steps of adding a server, by size of the model (`--scales`), as figure 12 of the DL2
-paper: start and registration of the new process, assignment of blocks, making ready (connections and memory), moving,
-and the workers' new plan.
+Training steps around resizes are measured that add so many workers, or servers, at once (`--joins`): the median step
+before, and the longest while the plan is prepared and carried out.  A job that comes near its end before new tasks are
+there waits for them, up to 5 s in a step.  With `--architecture allreduce` (gradients are added up over gloo, without
+servers) nothing else is measured.
+
+At last the parts of adding a server are measured, by size of the model (`--scales`), as in figure 12 of the DL2 paper:
+start and registration of the new process, assignment of blocks, preparation (connections and memory), moving of blocks,
+and the workers' change to the new plan.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Registrations:
 
 
 def resized(options: argparse.Namespace, workers: int, servers: int, **more: Any) -> LocalResult:
-    """Run a job that gets so many workers and servers, loses them, and again."""
+    """Run a job that gets so many more workers and servers, loses them, and so on."""
     least = 1 if options.architecture == "ps" else 0
     changes = [
         Resize(PERIOD * number, *((WORKERS + workers, least + servers) if number % 2 else (WORKERS, least)))
@@ -83,7 +85,7 @@ def resized(options: argparse.Namespace, workers: int, servers: int, **more: Any
     return run_job(command_of(options, "worker"), workers=WORKERS, servers=least, schedule=changes, timeout=600, **more)
 
 
-def ups(result: LocalResult, added: int) -> list[tuple[PlanReport, list[float]]]:
+def server_additions(result: LocalResult, added: int) -> list[tuple[PlanReport, list[float]]]:
     """Return the plans that added servers, each with its workers' suspensions."""
     waits = [result.suspensions_ms[WORKERS * i : WORKERS * (i + 1)] for i in range(len(result.plans) - 1)]
     return [
@@ -94,9 +96,9 @@ def ups(result: LocalResult, added: int) -> list[tuple[PlanReport, list[float]]]
 
 
 def suspension(options: argparse.Namespace, added: int) -> dict[str, Any]:
-    """Return how long workers stand still when so many servers are added, and the final weights' digests."""
+    """Return how long workers wait when so many servers are added, and the digests of the final weights."""
     results = [resized(options, 0, added) for _ in range(options.repeats)]
-    plans = [each for result in results for each in ups(result, added)]
+    plans = [each for result in results for each in server_additions(result, added)]
     waits = [wait for _, found in plans for wait in found]
     return {
         "p50_ms": statistics.median(waits), "p99_ms": float(np.percentile(waits, 99)), "max_ms": max(waits),
@@ -106,8 +108,8 @@ def suspension(options: argparse.Namespace, added: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def joins(options: argparse.Namespace, workers: int, servers: int) -> dict[str, Any]:
-    """Return the steps around resizes that add so many workers or servers."""
+def steps_around_resizes(options: argparse.Namespace, workers: int, servers: int) -> dict[str, Any]:
+    """Return the training steps around resizes that add so many workers and servers."""
     result = resized(options, workers, servers)
     plans = [plan for plan in result.plans[1:] if plan.added and plan.longest_step_ms is not None]
     return {
@@ -118,15 +120,15 @@ def joins(options: argparse.Namespace, workers: int, servers: int) -> dict[str, 
     }  # fmt: skip
 
 
-def steps(options: argparse.Namespace) -> dict[str, float]:
-    """Return the medians of the steps of adding one server to a model of a size."""
+def parts_of_adding_a_server(options: argparse.Namespace) -> dict[str, float]:
+    """Return the medians of the parts of adding one server, for one size of the model."""
     registrations = Registrations()
     result = resized(options, 0, 1, say=registrations)
     sizes = [block.nbytes for block in cut(scaled_resnet50(options))]
     began = time.perf_counter()
     assign(sizes, dict.fromkeys(range(len(sizes)), "ps-0"), ["ps-0", "ps-1"])
     assigned = (time.perf_counter() - began) * 1e3
-    plans = ups(result, 1)
+    plans = server_additions(result, 1)
     return {
         "model_mb": sum(sizes) / 1e6,
         "registration_ms": statistics.median(registrations.found[1:]),
@@ -149,11 +151,13 @@ def main() -> None:
     has_servers = options.architecture == "ps"
     for added in options.adds if has_servers else ():
         show(servers=f"1 -> {1 + added}", **suspension(options, added))
-    for workers, servers in [(each, 0) for each in options.joins] + [(0, each) for each in options.joins * has_servers]:
-        show(**joins(options, workers, servers))
+    for workers in options.joins:
+        show(**steps_around_resizes(options, workers, 0))
+    for servers in options.joins if has_servers else ():
+        show(**steps_around_resizes(options, 0, servers))
     for scale in options.scales if has_servers else ():
         options.scale = scale
-        show(**steps(options))
+        show(**parts_of_adding_a_server(options))
 
 
 if __name__ == "__main__":

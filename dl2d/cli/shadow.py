@@ -81,19 +81,23 @@ def shadow(
 def sentence(found: dict[str, Any]) -> str:
     """The comparison with one version in words."""
     total, same, waited = found["decisions"], found["same"], found["waited"]
-    others = f" ({100 * (same - waited) / (total - waited):.0f} % of the others)" if total > waited else ""
+    agreed = f"{100 * same / total:.0f} %"
+    if waited == total:
+        agreed += "; the job waits either way in all of them"
+    elif waited:
+        share = 100 * (same - waited) / (total - waited)
+        agreed += f"; {share:.0f} % without the {waited} in which the job waits either way"
     parts = [
-        f"the same in {same} ({100 * same / total:.0f} %)"
-        + (f", with the {waited} in which the job waits either way{others}" if waited else ""),
+        f"the same in {same} ({agreed})",
         f"more in {found['more']}",
         f"less in {found['less']}",
     ]
     if found["other"]:
         parts.append(f"other roles in {found['other']}")
-    begun, soon = found["started_earlier"], found["started_soon"]
-    started = f"; in {begun} it would have started a job that waited" if begun else ""
+    earlier, soon = found["started_earlier"], found["started_soon"]
+    started = f"; in {earlier} it would have started a job that waited" if earlier else ""
     if soon:
-        started += f", as the site's scheduler did{'' if soon == begun else f' in {soon} of these'} within a minute"
+        started += f", as the site's scheduler did{'' if soon == earlier else f' in {soon} of these'} within a minute"
     return (
         f"{found['policy']} {found['policy_version']}: of {counted(total, 'decision')} on "
         f"{counted(found['jobs'], 'job')}, {', '.join(parts)}{started}"

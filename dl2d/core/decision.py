@@ -10,7 +10,7 @@ from dl2d.core.cluster import Claimant
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
-#: A site's scheduler is taken to answer what a slot shows within so many seconds: Slurm's sched_interval.
+#: Seconds after a slot within which the site's scheduler starts what there is room for: Slurm's ``sched_interval``.
 ANSWER_SECONDS = 60
 
 

@@ -288,20 +288,23 @@ class Packing:
             self._bundles[parts] = request.worker + request.ps
         return self._bundles[parts]
 
-    def place(self, demand: Resources, role: Role, job: JobKey | None = None) -> str | Blocked:
+    def place(self, demand: Resources, role: Role, job: JobKey | None = None, *, limited: bool = True) -> str | Blocked:
         """Add one new task of a job, on the nodes that it may use; returns its node, or what stood in the way."""
-        nodes, blocked = self.place_all(demand, role, 1, job)
+        nodes, blocked = self.place_all(demand, role, 1, job, limited=limited)
         return nodes[0] if blocked is None else blocked
 
     def place_all(
-        self, demand: Resources, role: Role, count: int, job: JobKey | None = None
+        self, demand: Resources, role: Role, count: int, job: JobKey | None = None, *, limited: bool = True
     ) -> tuple[list[str], Blocked | None]:
-        """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way."""
+        """Add new tasks one by one, as many as have room; returns their nodes, and what stood in the way.
+
+        Limits are neither checked nor counted unless ``limited``.
+        """
         self._steps.clear()
-        allowed = count if job is None else self.limits.allowed(job, demand, count)
+        allowed = count if job is None or not limited else self.limits.allowed(job, demand, count)
         without_room = self._place(demand, allowed, job)
         nodes = [self._nodes[number].name for step_nodes, *_ in self._steps for number in step_nodes]
-        if job is not None:
+        if job is not None and limited:
             self.limits.take_tasks(job, demand, len(nodes))
         if without_room:
             return nodes, self._reasons.reason(demand, role, job)

@@ -145,7 +145,7 @@ def rollout(
     count = len(workloads)
     clusters = Clusters(compiled.library, count)
     rows = np.arange(count)
-    clusters.reset(rows, workloads, [np.random.default_rng(0)] * count)  # nothing is drawn
+    clusters.reset(rows, workloads, [np.random.default_rng(0)] * count)  # unused: these clusters have no noise
     weights = np.broadcast_to(weights, (count, weights.shape[1]))
     group = compiled.group[workloads]
     while True:

@@ -307,11 +307,9 @@ class _Filling:
         for unit in self._new_units(job, step, pairs=pairs):
             demand = self._demand(job, unit)
             here = node and packing.place_on(node, demand, job.key)
-            at = node if here else packing.place(demand, unit[0], job.key)
+            at = node if here else packing.place(demand, unit[0], job.key, limited=False)
             if isinstance(at, Blocked):
                 break
-            if not here:
-                packing.limits.take_tasks(job.key, demand, -1)  # counted as tasks, below
             taken.append((at, demand))
             laid += [(role, at) for role in unit]
         given = len(laid) == step.beyond(again).tasks and (again == NOTHING or packing.stay([(job, again)])[0])

@@ -28,7 +28,7 @@ ENVIRONMENT_ID = "dl2d/Cluster-v0"
 #: What the environments take for their workloads.
 Source = Library | Workload | Sequence[Workload]
 Info = dict[str, Any]
-_NOBODY = np.zeros(0, dtype=np.int64)
+_NO_CLUSTERS = np.zeros(0, dtype=np.int64)
 
 
 class EnvironmentOptions(TypedDict, total=False):
@@ -81,24 +81,24 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
         **options: Unpack[EnvironmentOptions],
     ) -> None:
         self.render_mode = render_mode
-        self._one = VectorClusterEnv(workloads, 1, window, render_mode=render_mode, **options)
-        self.observation_space = self._one.single_observation_space
-        self.action_space = self._one.single_action_space
+        self._vector = VectorClusterEnv(workloads, 1, window, render_mode=render_mode, **options)
+        self.observation_space = self._vector.single_observation_space
+        self.action_space = self._vector.single_action_space
 
     @property
     def clusters(self) -> Clusters:
         """The state, with N = 1; for reading."""
-        return self._one.clusters
+        return self._vector.clusters
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observations, Info]:
         """Begin an episode; ``options={"workload": k}`` takes the k-th workload instead of drawing one."""
         super().reset(seed=seed)
-        observations, info = self._one.begin([self.np_random], (options or {}).get("workload"))
+        observations, info = self._vector.begin([self.np_random], (options or {}).get("workload"))
         return observations[0], _only(info)
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, Info]:
         """Take one decision; an action that the mask forbids counts as void."""
-        observations, rewards, terminated, truncated, info = self._one.act(np.array([action]))
+        observations, rewards, terminated, truncated, info = self._vector.act(np.array([action]))
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _only(info)
 
     def render(self) -> str | None:
@@ -109,7 +109,7 @@ class ClusterEnv(gymnasium.Env[Observations, np.int64]):
 class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
     """N clusters stepped at once, with the numbers of N ``ClusterEnv`` to the last bit.
 
-    Every array that it gives away is a fresh one.
+    Returned arrays are new ones, which later steps do not change.
 
     In autoreset mode "next step": the step after an episode's end ignores that cluster's action and begins a new
     episode, with reward 0. Infos hold arrays with one row for each cluster, always all of them.
@@ -149,7 +149,7 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
         self.single_action_space = Discrete(self._actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._fresh: Ints = _NOBODY
+        self._ended: Ints = _NO_CLUSTERS
         self._generators: list[np.random.Generator] = []
 
     def reset(
@@ -171,25 +171,25 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
             raise ValueError(f"seed: expected {self.num_envs} seeds, one for each environment, got {len(seed)}")
         if seed is not None or not self._generators:
             self._generators = [seeding.np_random(own)[0] for own in seed or [None] * self.num_envs]
-        self._fresh = _NOBODY
+        self._ended = _NO_CLUSTERS
         return self.begin(self._generators, (options or {}).get("workload"))
 
     def step(self, actions: ArrayLike) -> tuple[Observations, Floats, Bools, Bools, Info]:
         """Take one decision in each cluster; those that the mask forbids count as void."""
-        stepped = self.act(actions, self._fresh)
-        self._fresh = np.flatnonzero(stepped[2] | stepped[3])
+        stepped = self.act(actions, self._ended)
+        self._ended = np.flatnonzero(stepped[2] | stepped[3])
         return stepped
 
     def begin(self, generators: Sequence[np.random.Generator], workloads: object) -> tuple[Observations, Info]:
-        """Begin anew everywhere; ``workloads`` is None, an index into the library, or one for each."""
+        """Begin an episode in each cluster; ``workloads`` is None, an index into the library, or one for each."""
         self.clusters.reset(self._all, self._chosen(workloads), generators)
         self._begun = True
         self._windows.begin(self._all)
         self._windows.refresh()
         return self._observe(None)
 
-    def act(self, actions: ArrayLike, fresh: Ints = _NOBODY) -> tuple[Observations, Floats, Bools, Bools, Info]:
-        """Act in all clusters but those in ``fresh``, which begin anew instead."""
+    def act(self, actions: ArrayLike, ended: Ints = _NO_CLUSTERS) -> tuple[Observations, Floats, Bools, Bools, Info]:
+        """Take one decision in each cluster but those whose episodes have ``ended``, which begin a new one instead."""
         clusters, windows = self.clusters, self._windows
         if not self._begun:
             raise gymnasium.error.ResetNeeded("step: call reset first")
@@ -199,10 +199,10 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
             raise ValueError(f"actions: {expected}, got {given.dtype} of shape {given.shape}")
         if given.min() < 0 or given.max() >= self._actions:
             raise ValueError(f"actions: expected 0 to {self._actions - 1}, got {given.min()} to {given.max()}")
-        if len(fresh):
-            report = windows.step(given, np.setdiff1d(self._all, fresh, assume_unique=True))
-            clusters.reset(fresh)
-            windows.begin(fresh)
+        if len(ended):
+            report = windows.step(given, np.setdiff1d(self._all, ended, assume_unique=True))
+            clusters.reset(ended)
+            windows.begin(ended)
         else:
             report = windows.step(given)
         windows.refresh()
@@ -276,6 +276,7 @@ def picture(clusters: Clusters, number: int) -> str:
 
 
 def _only(info: Info) -> Info:
+    """The info of a single cluster."""
     return {key: value[0] if value.ndim > 1 else value[0].item() for key, value in info.items()}
 
 

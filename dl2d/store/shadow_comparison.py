@@ -1,4 +1,4 @@
-"""Comparison of the decisions in mode shadow with what the site's scheduler gave, from view ``shadow_decisions``."""
+"""Comparison of the decisions in mode shadow with what the site's scheduler gave."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ SELECT policy, policy_version, count(*) AS decisions, count(DISTINCT job) AS job
        sum(CASE WHEN given_workers = 0 AND workers > 0 THEN 1 ELSE 0 END) AS started_earlier
 FROM shadow_decisions WHERE {recent} GROUP BY policy, policy_version ORDER BY min(slot)
 """
-# Decisions counted as started_earlier after which the site's scheduler started the job with the same size: a slot is
-# recorded as soon as jobs come or end, some seconds before the scheduler has gone through them.
-_ANSWERED = """
+# Decisions counted as started_earlier after which the site's scheduler soon started the job with the same size: a slot
+# is recorded as soon as jobs come or end, some seconds before the scheduler has gone through them. Slots are
+# hardly less than a second apart, so that the index on their numbers limits the search.
+_STARTED_SOON = """
 SELECT slots.shadow_policy AS policy, slots.shadow_policy_version AS policy_version, count(*) AS started_soon
 FROM shadow_allocations AS decided JOIN slots ON slots.number = decided.slot
 WHERE decided.{recent} AND decided.given_workers = 0 AND decided.workers > 0
@@ -49,14 +50,15 @@ def shadow_comparison(
 
     First by policy and version: how many gave a job the same, more or less; in how many of the same it ``waited``
     either way, maybe since it could not start (it is held, or depends on another job); in how many a job would have
-    ``started_earlier``, and of these ``started_soon``, within ``ANSWER_SECONDS``. Then at most ``limit`` jobs for which
-    most of them differ, with mean sizes. Raises ``SchemaOutdated`` as ``ask`` does.
+    ``started_earlier``, and of these in how many the scheduler gave it this size within ``ANSWER_SECONDS``
+    (``started_soon``). Then at most ``limit`` jobs for which most of them differ, with mean sizes. Raises
+    ``SchemaOutdated`` as ``ask`` does.
     """
     recent = _RECENT.format(days)
     answers = (
         ask(place, query.format(recent=recent, limit=limit, seconds=ANSWER_SECONDS))
-        for query in (_COUNTS, _ANSWERED, _JOBS)
+        for query in (_COUNTS, _STARTED_SOON, _JOBS)
     )
-    counts, answered, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
-    soon = {(each["policy"], each["policy_version"]): each["started_soon"] for each in answered}
+    counts, started_soon, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)
+    soon = {(each["policy"], each["policy_version"]): each["started_soon"] for each in started_soon}
     return [{**each, "started_soon": soon.get((each["policy"], each["policy_version"]), 0)} for each in counts], jobs

@@ -74,11 +74,9 @@ class GreedyAllocation:
             for job in snapshot.jobs:
                 tasks = part(floors.get(job.key, NOTHING), self.held[job.key])
                 if tasks != NOTHING and packing.add(job, tasks, beyond_limits=True) is not None:
-                    # The room that there is for single ones goes to nobody else.
+                    # They do not all fit again. Those that do keep other jobs out of their room.
                     for role in TASK_ROLES:
-                        demand = job.request.demand(role)
-                        laid, _ = packing.place_all(demand, role, tasks.count(role), job.key)
-                        packing.limits.take_tasks(job.key, demand, -len(laid))
+                        packing.place_all(job.request.demand(role), role, tasks.count(role), job.key, limited=False)
         for job in snapshot.jobs:
             # The job has its floor even if that does not fit into the packing again.
             if floors.get(job.key, NOTHING) != NOTHING:

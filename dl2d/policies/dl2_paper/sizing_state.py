@@ -8,7 +8,7 @@ lacks of that, as a whole: below it, no job can run. Where a job allows only som
 to the next of them, and one of both adds as many PSs. To a job of fixed size (a static job, and any where the encoding
 has fixed sizes) each gives what it lacks of the size that its user asks for, if there is room for that when no other
 job has any tasks; a job that runs at this size keeps it, and none gets more. A learned policy takes the steps that its
-network says; a lesson, those that led to a decision that was recorded.
+network chooses; in supervised learning, those are taken that led to a recorded decision.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Sizing:
         self._packing = packing
         self._types = {model: place for place, model in enumerate(encoding.models)}
         self._least = {job.key: job.request.min_size for job in snapshot.jobs}
-        #: What a job's first step leads to. To be found out before any job has tasks.
-        self._first = {**self._least, **{job.key: self._fixed_size(job) for job in snapshot.jobs if self.is_fixed(job)}}
+        #: What a job's first step leads to. It has to be computed before any job has tasks.
+        self._first = {
+            job.key: self._fixed_size(job) if self.is_fixed(job) else job.request.min_size for job in snapshot.jobs
+        }
         self.filling = GreedyAllocation(snapshot, packing)
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
         self._drawn = {key: size for key, size in drawn if size is not None}
@@ -106,7 +108,7 @@ class Sizing:
         return self._floors.get(job.key, NOTHING)
 
     def is_fixed(self, job: Job) -> bool:
-        """Whether the job has the size that its user asks for, or nothing."""
+        """Whether the job is of fixed size: it gets the size that its user asks for, or nothing."""
         return job.static or self.encoding.fixed_sizes
 
     def most(self, job: Job) -> Allocation:
