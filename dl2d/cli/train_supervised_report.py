@@ -32,9 +32,9 @@ _MIN_DIFFERING = 0.1
 #: Part of the tasks by which a network may differ more than every job at its size as before, and more than DRF.
 _MORE_THAN_AS_BEFORE = 0.05
 _MORE_THAN_DRF = 0.2
+#: Added where a longer record would change nothing.
 _OF_WAITING_JOBS = (
-    "; most of these are of jobs that the scheduler left waiting, to which dl2d gives what room is left, however long "
-    "it records"
+    "; most of these tasks are of jobs that the scheduler left waiting although there was room, which dl2d gives them"
 )
 _GATE_DECIDES = "the gate of `dl2d policy promote`, which takes other speeds, too, decides"
 
@@ -49,8 +49,8 @@ def imitation_problem(trained: SizeComparison, yardstick: Yardstick) -> str:
     else:
         more = f"clearly more than drf ({drf:.1%})" if trained.differing > drf + _MORE_THAN_DRF else ""
     if more:
-        early = _OF_WAITING_JOBS if 2 * trained.too_early > trained.differing else ""
-        return f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, {more}{early}"
+        waiting = _OF_WAITING_JOBS if 2 * trained.given_to_waiting > trained.differing else ""
+        return f"differs from the recorded scheduler in {trained.differing:.1%} of tasks, {more}{waiting}"
     if reason := _why_they_do_not_tell(trained, yardstick):
         return f"was compared on {counted(trained.slots, 'slot')} that cannot tell how well it imitates: {reason}"
     return ""
@@ -106,7 +106,8 @@ def comparison_with_recorded(
 def refuse_unless_forced(policy: str, problem: str, force_reason: str) -> None:
     """Refuse a policy that has a problem, unless there is a reason to write it by force. Raises ``GateRefused``."""
     if problem and not force_reason:
-        raise GateRefused(f"{policy} {problem}; nothing was written; record longer, or add --force --reason TEXT")
+        longer = "" if problem.endswith(_OF_WAITING_JOBS) else "record longer, or "
+        raise GateRefused(f"{policy} {problem}; nothing was written; {longer}add --force --reason TEXT")
 
 
 def _completion_times(trial: Trial) -> str:

@@ -23,7 +23,7 @@ from dl2d.core.progress import Tell
 from dl2d.core.store import Slot
 from dl2d.daemon.policy_versions.active_version import nodes_and_requests
 from dl2d.learning.recorded_days import day_name
-from dl2d.learning.recorded_decisions import Recording, with_answers
+from dl2d.learning.recorded_decisions import Recording, with_soon_starts
 from dl2d.learning.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -131,7 +131,7 @@ def recorded_slots(settings: Settings, limit: int, policy: str | None, seed: int
         where = f" outside {_names(days)}" if days is not None and left_out else ""
         raise RequestError("--slots", f"the store has no recorded slots with jobs{whose}{where}")
     return RecordedSlots(
-        slots=with_answers([Recording(slot.snapshot, slot.decision, placement) for slot in found]),
+        slots=with_soon_starts([Recording(slot.snapshot, slot.decision, placement) for slot in found]),
         slot_seconds=settings.schedule.slot_seconds, days=days, left_out=left_out, problem=problem, nodes=nodes,
         requests=requests,
         limit_reached=len(listed) == limit and not cut, jobs_limit_reached=cut,

@@ -217,7 +217,7 @@ class StoreViews:
         found = self._store.find_jobs(text, self._user)
         last = max((job.key.submitted for job in found), default=0)
         if all(job.state.ended for job in found) and (reason := self._refused(text, self._user, last)):
-            before = f"; {found[0].key.slug} is the one before it" if found else ""
+            before = f"; the job before it is {found[0].key.slug}" if found else ""
             raise RequestError("JOB", f"job {text} was refused when it registered: {reason}{before}")
         if not found:
             recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MAX_COMPARED)

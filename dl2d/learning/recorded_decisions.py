@@ -62,8 +62,8 @@ class SizeComparison:
     #: Number of jobs that the recorded scheduler started in these slots, and the fraction of them with its size.
     started: int
     started_same: float
-    #: Tasks given to jobs that the recorded scheduler left waiting, divided as ``differing`` is.
-    too_early: float = 0.0
+    #: Tasks given to jobs that the recorded scheduler left waiting, a part of ``differing``.
+    given_to_waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,15 @@ class SplitRecordings(NamedTuple):
     jobs: int
 
 
-def with_answers(recordings: Sequence[Recording]) -> list[Recording]:
-    """Slots, oldest first, where the starts that a site's scheduler made after an observed slot count in that slot.
+def with_soon_starts(recordings: Sequence[Recording]) -> list[Recording]:
+    """Slots, oldest first, in which also counts what the site's scheduler started soon after an observed slot.
 
-    A slot is recorded as soon as a job comes or ends. The scheduler answers some seconds later, so that a later slot
-    shows what it started; without this, it would seem to have left room. A start counts in each slot within
+    A slot is recorded as soon as a job comes or ends. The scheduler starts jobs some seconds later, so that a later
+    slot shows them; without this, it would seem to have left room. A start counts in each slot within
     ``ANSWER_SECONDS`` before it from which on the job had room.
     """
     found = list(recordings)
+    #: Of each job, the time of the slot that was recorded with its start: the first of those gone through so far.
     started_at: dict[JobKey, float] = {}
     for number in reversed(range(len(found) - 1)):
         each, later = recordings[number], found[number + 1]
@@ -113,17 +114,17 @@ def with_answers(recordings: Sequence[Recording]) -> list[Recording]:
         given = _with_starts(each, starts)
         if given != each.decision:
             found[number] = replace(each, decision=given)
-            found[number + 1] = replace(later, decision=_after(given, later.decision))
+            found[number + 1] = replace(later, decision=_with_previous(later.decision, given))
     return found
 
 
 def _starts(decision: Decision) -> dict[JobKey, Allocation]:
-    """The jobs that have something since this decision, and their sizes."""
+    """Sizes of the jobs that had nothing before a decision and have something with it."""
     return {entry.job: entry.allocation for entry in decision.jobs if entry.previous == NOTHING != entry.allocation}
 
 
 def _with_starts(recording: Recording, starts: Mapping[JobKey, Allocation]) -> Decision:
-    """The recorded decision with those of the starts of waiting jobs for which there was room."""
+    """The recorded decision, in which also those waiting jobs start for whose size in ``starts`` there was room."""
     decision = recording.decision
     if not any(entry.job in starts and entry.allocation == NOTHING for entry in decision.jobs):
         return decision
@@ -143,8 +144,8 @@ def _with_starts(recording: Recording, starts: Mapping[JobKey, Allocation]) -> D
     )
 
 
-def _after(before: Decision, decision: Decision) -> Decision:
-    """A decision in which jobs that the one before started have had their size already."""
+def _with_previous(decision: Decision, before: Decision) -> Decision:
+    """A decision that starts no job which the one before gave the same size: that is its previous size, too."""
     sizes = before.allocations()
     return replace(
         decision,
@@ -245,7 +246,7 @@ def compare_sizes(
 
     ``progress`` is told how many of how many slots are compared.
     """
-    jobs, same, tasks, differing, started, started_same, too_early = 0, 0, 0, 0, 0, 0, 0
+    jobs = same = tasks = differing = started = started_same = given_to_waiting = 0
     for number, each in enumerate(recordings):
         if progress is not None:
             progress(number, len(recordings))
@@ -257,10 +258,11 @@ def compare_sizes(
             started_same += new and got == wanted
             jobs += 1
             same += got == wanted
-            tasks += sum(wanted)
+            tasks += wanted.tasks
             differing += abs(got.workers - wanted.workers) + abs(got.ps - wanted.ps)
-            too_early += sum(got) if wanted == NOTHING else 0
+            given_to_waiting += got.tasks if wanted == NOTHING else 0
     return SizeComparison(
         slots=len(recordings), jobs=jobs, same=same / max(jobs, 1), differing=differing / max(tasks, 1),
-        started=started, started_same=started_same / max(started, 1), too_early=too_early / max(tasks, 1),
+        started=started, started_same=started_same / max(started, 1),
+        given_to_waiting=given_to_waiting / max(tasks, 1),
     )  # fmt: skip

@@ -35,7 +35,7 @@ class Tetris:
     machine that a bundle takes. It is weighed by ``shortness`` x mean alignment / mean work, the means over all jobs
     whose next bundle has room on the machine. Equal scores go to the job submitted first.
 
-    The paper packs tasks. Here the unit is what a job grows by at once, a worker and a PS at the most, laid on one
+    The paper packs tasks. Here the unit is what a job grows by at once, a worker and a PS at the most, placed on one
     machine. A step of more tasks (a minimum, the next allowed worker count) begins at the machine and goes on where the
     placement lays tasks, all or none of it. When no unit has room on any machine, what is left is packed once more
     task by task, so that a worker and its PS may lie on two.
@@ -69,33 +69,33 @@ class Tetris:
         """See ``dl2d.core.policy.Policy``. Cost: bundles x jobs, vectorised."""
         del rng
         work, running = _remaining_work(snapshot), _running(snapshot)
-        anew = None
+        for_targets = None
         if running:
-            anew = self._filling(snapshot, packing.anew(), work, {})
-            anew.fill()
-        filling = self._filling(snapshot, packing, work, running)
-        if anew is not None:
-            targets = anew.allocation.allocations
-            filling.keep(targets)
-            filling.fill(targets)
-        filling.fill()
+            for_targets = self._machines(snapshot, packing.anew(), work, {})
+            for_targets.fill()
+        machines = self._machines(snapshot, packing, work, running)
+        if for_targets is not None:
+            targets = for_targets.allocation.allocations
+            machines.keep(targets)
+            machines.fill(targets)
+        machines.fill()
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
         for order, job in enumerate(snapshot.jobs):
-            reason, alternatives[job.key] = _explained(order, job, filling, anew)
-            filling.allocation.refuse(job, reason)
-        return filling.allocation.decision(
-            self, measure="alignment less weighed remaining work", alternatives=alternatives, nodes=filling.nodes()
+            reason, alternatives[job.key] = _explained(order, job, machines, for_targets)
+            machines.allocation.refuse(job, reason)
+        return machines.allocation.decision(
+            self, measure="alignment less weighed remaining work", alternatives=alternatives, nodes=machines.nodes()
         )
 
-    def _filling(
+    def _machines(
         self, snapshot: Snapshot, packing: Packing, work: Mapping[JobKey, float], running: _Running
-    ) -> _Filling:
-        return _Filling(snapshot, packing, work, running, self._shortness, whole_bundles=self._whole_bundles)
+    ) -> _MachinePacking:
+        return _MachinePacking(snapshot, packing, work, running, self._shortness, whole_bundles=self._whole_bundles)
 
 
 #: Tasks of jobs that run already, those that stay longest first.
 _Running = Mapping[tuple[JobKey, Role], Sequence[Task]]
-#: New tasks that are laid on one node together.
+#: New tasks that are placed on one node together.
 _Unit = tuple[Role, ...]
 
 
@@ -123,6 +123,7 @@ def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
     whole = dict(snapshot.capacity.thousandths)
 
     def machines(demand: Resources) -> float:
+        """A demand in average machines: the sum of its fractions of each resource."""
         return sum(count * amount / whole[name] for name, amount in demand.thousandths if name in whole)
 
     def per_bundle(job: Job) -> float | None:
@@ -145,8 +146,8 @@ def _bundle(job: Job) -> Allocation:
     return Allocation(1, min(job.request.max_ps, 1))
 
 
-class _Filling:
-    """Machines being filled. A job's next unit waits for room, until there is none or it has all it may have.
+class _MachinePacking:
+    """Packing of machine after machine. A job's next unit waits for room, until there is none or it has all it may have.
 
     Jobs are named by their places in the snapshot.
     """
@@ -164,7 +165,7 @@ class _Filling:
         self.jobs = jobs = snapshot.jobs
         known = {job.key for job in jobs}
         for task in snapshot.tasks:
-            # Who is not to be decided on stays where it is.
+            # Tasks of jobs that are not decided on stay where they are.
             if task.state.wanted and task.job not in known:
                 packing.place_on(task.node, task.room)
         self.packing = packing
@@ -172,8 +173,8 @@ class _Filling:
         self._running = running
         self._shortness = shortness
         self._whole_bundles = whole_bundles
-        #: Where new tasks are laid.
-        self._laid: dict[JobKey, list[tuple[Role, str]]] = defaultdict(list)
+        #: Where new tasks are placed.
+        self._placed: dict[JobKey, list[tuple[Role, str]]] = defaultdict(list)
         open_nodes = packing.room()
         self._capacity = {node.name: node.capacity for node in snapshot.nodes if node.name in open_nodes}
         listed = {*self._capacity.values(), *(job.request.demand(role) for job in jobs for role in TASK_ROLES)}
@@ -303,7 +304,7 @@ class _Filling:
         if self.allocation.limited(job, step) is not None:
             return False
         taken: list[tuple[str, Resources]] = []
-        laid: list[tuple[Role, str]] = []
+        placed: list[tuple[Role, str]] = []
         for unit in self._new_units(job, step, pairs=pairs):
             demand = self._demand(job, unit)
             here = node and packing.place_on(node, demand, job.key)
@@ -311,14 +312,14 @@ class _Filling:
             if isinstance(at, Blocked):
                 break
             taken.append((at, demand))
-            laid += [(role, at) for role in unit]
-        given = len(laid) == step.beyond(again).tasks and (again == NOTHING or packing.stay([(job, again)])[0])
+            placed += [(role, at) for role in unit]
+        given = len(placed) == step.beyond(again).tasks and (again == NOTHING or packing.stay([(job, again)])[0])
         if not given:
             for at, demand in taken:
                 packing.remove(at, demand)
             return False
         packing.limits.take(job, step.beyond(again))
-        self._laid[job.key] += laid
+        self._placed[job.key] += placed
         self.allocation.give(job, step)
         return True
 
@@ -330,45 +331,45 @@ class _Filling:
             for role in TASK_ROLES
             for task in self._running.get((job.key, role), ())[: self.allocation.allocations[job.key].count(role)]
         ]
-        return stay + [(key, role, node) for key, laid in self._laid.items() for role, node in laid]
+        return stay + [(key, role, node) for key, placed in self._placed.items() for role, node in placed]
 
 
 def _explained(
-    order: int, job: Job, filling: _Filling, anew: _Filling | None
+    order: int, job: Job, machines: _MachinePacking, for_targets: _MachinePacking | None
 ) -> tuple[Reason, tuple[Alternative, ...]]:
     """Why a job gets no more, and the scores of what it has and of its next bundle."""
-    has = filling.allocation.allocations[job.key]
-    options = [Alternative(has, filling.packed[job.key])] if job.key in filling.packed else []
-    step = filling.next_step(job)
+    has = machines.allocation.allocations[job.key]
+    options = [Alternative(has, machines.packed[job.key])] if job.key in machines.packed else []
+    step = machines.next_step(job)
     if step is None:
         return Reason(Constraint.SATISFIED, f"has its maximum of {has}"), tuple(options)
-    last = filling.last_choice(order)
-    if last is None and anew is not None:
+    last = machines.last_choice(order)
+    if last is None and for_targets is not None:
         # Its own room was given away when targets were found.
-        last = anew.last_choice(order)
+        last = for_targets.last_choice(order)
     behind = ""
     if last is not None:
         options.append(Alternative(has.plus(step), last.own))
         if last.order != order:
-            preferred = filling.jobs[last.order]
+            preferred = machines.jobs[last.order]
             behind = (
                 f"; on {last.node}, the last with room for it, {preferred.key.id} ({preferred.request.name}) scored "
                 f"{last.score:.3g} and it {last.own:.3g}"
             )
-    if (limit := filling.allocation.limited(job, step)) is not None:
+    if (limit := machines.allocation.limited(job, step)) is not None:
         reason, behind = limit.reason(str(limit)), ""
     else:
-        reason = _why_not(job, step, filling)
+        reason = _why_not(job, step, machines)
     return replace(reason, text=f"next bundle of {step}: {reason.text}{behind}"), tuple(options)
 
 
-def _why_not(job: Job, step: Allocation, filling: _Filling) -> Reason:
+def _why_not(job: Job, step: Allocation, machines: _MachinePacking) -> Reason:
     """What stood in the way of a job's next step."""
-    packing = filling.packing
+    packing = machines.packing
     for role in TASK_ROLES:
         if not step.count(role):
             continue
-        if (task := filling.waiting_task(job, role)) is not None:
+        if (task := machines.waiting_task(job, role)) is not None:
             if not task.room.fits_in(packing.room_on(task.node)):
                 return Reason(Constraint.QUEUE, f"the room of a {role} on {task.node} went to others")
             continue

@@ -18,12 +18,18 @@ from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli import promotion_trial, train_dl2_supervised, train_supervised, training_decisions
 from dl2d.cli.train_options import site_settings
-from dl2d.cli.train_supervised_report import comparison_lines, imitation_problem, not_better_than
+from dl2d.cli.train_supervised_report import (
+    comparison_lines,
+    imitation_problem,
+    not_better_than,
+    refuse_unless_forced,
+)
 from dl2d.cli.trained_policy_check import replay_line
 from dl2d.cli.training_decisions import recorded_slots
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
+from dl2d.core.errors import GateRefused
 from dl2d.core.jobs import JobState
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell, silent
@@ -455,9 +461,13 @@ def test_a_network_that_is_clearly_worse_than_a_simple_decider_is_refused(
     yardstick = Yardstick(as_before=replace(trained, differing=as_before), drf=replace(trained, differing=drf))
     problem = imitation_problem(trained, yardstick)
     assert problem == (why and f"differs from the recorded scheduler in {why}")
-    reserved = imitation_problem(replace(trained, too_early=0.6 * differing), yardstick)
-    left = "; most of these are of jobs that the scheduler left waiting, to which dl2d gives what room is left, "
-    assert reserved == problem + (why and f"{left}however long it records")
+    reserved = imitation_problem(replace(trained, given_to_waiting=0.6 * differing), yardstick)
+    waiting = "; most of these tasks are of jobs that the scheduler left waiting although there was room, which dl2d "
+    assert reserved == problem + (why and f"{waiting}gives them")
+    for refused, advice in ((problem, "record longer, or add"), (reserved, "nothing was written; add")):
+        if refused:
+            with pytest.raises(GateRefused, match=f"{advice} --force --reason TEXT$"):
+                refuse_unless_forced("the policy", refused, "")
 
 
 @pytest.mark.parametrize(

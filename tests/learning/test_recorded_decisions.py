@@ -17,7 +17,7 @@ from dl2d.learning.recorded_decisions import (
     has_choice,
     simple_yardstick,
     split_recordings,
-    with_answers,
+    with_soon_starts,
 )
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
@@ -85,7 +85,7 @@ def test_starts_soon_after_an_observed_slot_count_in_that_slot(
         )
         for number, each in enumerate(slots)
     ]  # fmt: skip
-    first, second = with_answers(recorded)
+    first, second = with_soon_starts(recorded)
     j2 = a_job(2).key
     assert first.decision.allocations() == {a_job(1).key: ONE, j2: given}
     (before,) = (entry.previous for entry in second.decision.jobs if entry.job == j2)
@@ -112,7 +112,9 @@ def test_starts_count_in_all_slots_within_a_minute_before(seconds: list[float], 
         )
         for each, at in zip(slots, seconds, strict=True)
     ]  # fmt: skip
-    entries = [entry for each in with_answers(recorded) for entry in each.decision.jobs if entry.job == a_job(2).key]
+    entries = [
+        entry for each in with_soon_starts(recorded) for entry in each.decision.jobs if entry.job == a_job(2).key
+    ]
     before, since = [(NOTHING, NOTHING)] * (counts_in - 1), [(TWO, TWO)] * (4 - counts_in)
     assert [(entry.previous, entry.allocation) for entry in entries] == [*before, (NOTHING, TWO), *since]
 
@@ -120,7 +122,7 @@ def test_starts_count_in_all_slots_within_a_minute_before(seconds: list[float], 
 def test_tasks_of_jobs_that_the_scheduler_left_waiting_are_counted_by_themselves() -> None:
     slots = [a_slot(1, j1=(NOTHING, ONE), j2=(NOTHING, NOTHING)), a_slot(2, j1=(ONE, ONE), j2=(NOTHING, TWO))]
     found = compare_sizes(lambda each: dict.fromkeys(each.decision.allocations(), TWO), slots)
-    assert (found.differing, found.too_early) == (8 / 8, 4 / 8)
+    assert (found.differing, found.given_to_waiting) == (8 / 8, 4 / 8)
 
 
 def test_held_out_are_blocks_of_slots_with_a_choice_spread_over_the_recorded_time() -> None:

@@ -200,7 +200,7 @@ def steps_of(
     sizing = Sizing(recording.snapshot, recording.packing(), encoding, exploration=exploration)
     sizes = recording.decision.allocations()
     order = _steps(recording.decision)
-    allocations = sizing.filling.allocations
+    allocations = sizing.allocation.allocations
     void = encoding.void
     for number, batch in enumerate(sizing.batches()):
         columns = {job.key: column for column, job in enumerate(batch.jobs)}
@@ -248,7 +248,7 @@ def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], sizing: Sizin
     """
     steps = np.zeros(void + 1, dtype=np.bool_)
     for place, job in enumerate(jobs):
-        wanted, now = sizes.get(job.key, NOTHING), sizing.filling.allocations[job.key]
+        wanted, now = sizes.get(job.key, NOTHING), sizing.allocation.allocations[job.key]
         if not now.covers(sizing.first_size(job)):
             steps[3 * place : 3 * place + 3] = wanted != NOTHING
             continue

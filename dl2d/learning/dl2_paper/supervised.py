@@ -177,10 +177,10 @@ def imitate_recordings(
     """Learn from slots that a daemon recorded, oldest first.
 
     The network is compared on held-out slots, and the loss on others decides when learning stops
-    (``split_recordings``). For a shared network, ``settings.window`` is raised so that all jobs of a slot are in one
+    (``split_recordings``). The window of a shared network is as large as all jobs of a slot need to be in one
     batch: an observation does not show what is left for later batches. Where jobs of fixed size of one model type have
-    different ones, the network sees the size that each job asks for. In a record with elastic jobs it learns, and is
-    compared, as if all were: what static ones got it has to reach step by step.
+    different ones, the network sees the size that each job asks for. In a record with elastic jobs, it learns and is
+    compared as if static jobs were elastic, too, so that it learns the steps that lead to their sizes.
 
     Where one of dl2d's policies gives the recorded sizes (``known_scheduler``), it is also asked in ``workloads``, the
     recorded days, while running jobs keep their minimum size: in the slots to which its own decisions lead, then in
@@ -194,33 +194,12 @@ def imitate_recordings(
     """
     split = split_recordings(_with_asked_sizes(recordings), min_jobs)
     given = [*split.training, *split.stopping, *split.compared]
-    if settings.network is NetworkKind.SHARED:
-        most_jobs = max(len(each.snapshot.jobs) for each in given)
-        settings = replace(settings, window=max(settings.window, min(most_jobs, _MAX_WINDOW)))
-    jobs = [job for each in given for job in each.snapshot.jobs]
-    amounts = [node.capacity for each in given for node in each.snapshot.nodes]
-    amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
-    fixed_sizes = gives_fixed_sizes(given)
-    first_bundles = settings.first_bundles and not fixed_sizes and not grows_jobs_while_others_wait(given)
-    models = tuple(sorted({job.request.model for job in jobs}))
-    if not fixed_sizes:
+    encoding = _encoding(given, settings, slot_seconds)
+    if not encoding.fixed_sizes:
         split = split._replace(
             training=_as_elastic(split.training), stopping=_as_elastic(split.stopping),
             compared=_as_elastic(split.compared),
         )  # fmt: skip
-        given = [*split.training, *split.stopping, *split.compared]
-    encoding = ObservationEncoding(
-        window=settings.window,
-        models=models,
-        resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
-        first_bundles=first_bundles,
-        last_bundles=not first_bundles,
-        slot_seconds=slot_seconds,
-        extras=settings.supervised_extras,
-        remaining_times=settings.supervised_extras,
-        usual_sizes=usual_sizes(jobs, models, always=fixed_sizes),
-        fixed_sizes=fixed_sizes,
-    )
 
     def steps(recordings: Sequence[Recording], most: int) -> Demonstrations:
         def mixed() -> Iterator[Recording]:
@@ -250,7 +229,7 @@ def imitate_recordings(
         with contextlib.suppress(TooFewSamples):  # no job waited in these slots
             stopping = steps(split.stopping, 4_000)
         slots, placement, days = list(split.training), given[0].placement, workloads[:_MAX_REPLAYED_DAYS]
-        teacher = None if fixed_sizes or not days else known_scheduler(slots)
+        teacher = None if encoding.fixed_sizes or not days else known_scheduler(slots)
         if teacher is not None:
             slots += demonstrations_with_floors(teacher, teacher, days, placement, tell)
         made, shown, losses = learned(slots)
@@ -279,6 +258,32 @@ def imitate_recordings(
         checkpoint=replace(made, settings={**made.settings, "sampled": sampled}, training=training),
         losses=tuple(losses), demonstrations=len(shown), comparison=ways[sampled], yardstick=yardstick,
     )  # fmt: skip
+
+
+def _encoding(recordings: Sequence[Recording], settings: Settings, slot_seconds: float) -> ObservationEncoding:
+    """The encoding of observations for a network that learns from recorded slots."""
+    jobs = [job for each in recordings for job in each.snapshot.jobs]
+    amounts = [node.capacity for each in recordings for node in each.snapshot.nodes]
+    amounts += [demand for job in jobs for demand in (job.request.worker, job.request.ps)]
+    window = settings.window
+    if settings.network is NetworkKind.SHARED:
+        most_jobs = max(len(each.snapshot.jobs) for each in recordings)
+        window = max(window, min(most_jobs, _MAX_WINDOW))
+    fixed_sizes = gives_fixed_sizes(recordings)
+    first_bundles = settings.first_bundles and not fixed_sizes and not grows_jobs_while_others_wait(recordings)
+    models = tuple(sorted({job.request.model for job in jobs}))
+    return ObservationEncoding(
+        window=window,
+        models=models,
+        resources=tuple(sorted({name for amount in amounts for name, _ in amount.thousandths})),
+        first_bundles=first_bundles,
+        last_bundles=not first_bundles,
+        slot_seconds=slot_seconds,
+        extras=settings.supervised_extras,
+        remaining_times=settings.supervised_extras,
+        usual_sizes=usual_sizes(jobs, models, always=fixed_sizes),
+        fixed_sizes=fixed_sizes,
+    )
 
 
 def known_scheduler(recordings: Sequence[Recording]) -> Policy | None:
@@ -336,7 +341,7 @@ def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def _as_elastic(recordings: Sequence[Recording]) -> list[Recording]:
-    """Slots whose static jobs are elastic, as they are in replays, and as users submit them once dl2d decides."""
+    """Slots in which static jobs are elastic, as in replays and as users submit them once dl2d decides."""
     return [
         replace(
             each, snapshot=replace(each.snapshot, jobs=tuple(replace(job, static=False) for job in each.snapshot.jobs))

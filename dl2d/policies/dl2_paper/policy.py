@@ -95,13 +95,13 @@ class Dl2PaperPolicy:
             The network overflows.
         """
         sizing = Sizing(snapshot, packing, self.encoding, exploration=self.exploration)
-        filling = sizing.filling
+        allocation = sizing.allocation
         alternatives: dict[JobKey, tuple[Alternative, ...]] = {}
         batches = [(batch, self._decide_batch(batch, rng)) for batch in sizing.batches()]
         last_bundles = sizing.give_last_bundles()
         for batch, weights in batches:
             for place, job in enumerate(batch.jobs):
-                has = filling.allocations[job.key]
+                has = allocation.allocations[job.key]
                 scores = {has: float(weights[-1])}
                 for number, step in sizing.steps_left(job).items():
                     # Each action of a job below its minimum size leads to that.
@@ -110,7 +110,7 @@ class Dl2PaperPolicy:
                 alternatives[job.key] = tuple(Alternative(option, score) for option, score in scores.items())
         reasons = {job.key: sizing.no_room(job) or sizing.reasons.get(job.key) for job in snapshot.jobs}
         for job in snapshot.jobs:
-            has = filling.allocations[job.key]
+            has = allocation.allocations[job.key]
             constraint = Constraint.QUEUE if has == NOTHING else Constraint.SATISFIED
             if has == NOTHING and (ahead := sizing.waits_behind.get(job.key)) is not None:
                 text = f"waits behind {ahead.key.id} ({ahead.request.name}), for which there is no room"
@@ -128,8 +128,8 @@ class Dl2PaperPolicy:
                 text = f"has {has} in this slot for its speed to be measured (exploration)"
             else:
                 text = f"the learned policy gives it no more than {has}"
-            filling.refuse(job, reasons[job.key] or Reason(constraint, text))
-        return filling.decision(self, measure="probability", alternatives=alternatives)
+            allocation.refuse(job, reasons[job.key] or Reason(constraint, text))
+        return allocation.decision(self, measure="probability", alternatives=alternatives)
 
     def _decide_batch(self, batch: Batch, rng: np.random.Generator) -> Floats32:
         """Give tasks until void; returns the last distribution over actions, shape (3J + 1,)."""

@@ -64,7 +64,7 @@ class Sizing:
         self._first = {
             job.key: self._fixed_size(job) if self.is_fixed(job) else job.request.min_size for job in snapshot.jobs
         }
-        self.filling = GreedyAllocation(snapshot, packing)
+        self.allocation = GreedyAllocation(snapshot, packing)
         drawn = ((job.key, drawn_size(job, snapshot.slot, exploration)) for job in snapshot.jobs)
         self._drawn = {key: size for key, size in drawn if size is not None}
         self._floors = dict(snapshot.floors)
@@ -89,13 +89,13 @@ class Sizing:
         self._starts: dict[int, Reason | None] = {}
         for job in snapshot.jobs:
             first = self._first[job.key]
-            if self.is_fixed(job) and self.floor(job) != NOTHING and self.filling.held[job.key].covers(first):
-                self._add(job, first.beyond(self.filling.allocations[job.key]))
+            if self.is_fixed(job) and self.floor(job) != NOTHING and self.allocation.held[job.key].covers(first):
+                self._add(job, first.beyond(self.allocation.allocations[job.key]))
         if encoding.first_bundles:
             self._give_bundles()
         for job in snapshot.jobs:
             if job.key in self._drawn:
-                self._add(job, self._drawn[job.key].beyond(self.filling.allocations[job.key]))
+                self._add(job, self._drawn[job.key].beyond(self.allocation.allocations[job.key]))
 
     def batches(self) -> Iterator[Batch]:
         """One after the other; each is to be over when the next is asked for."""
@@ -148,7 +148,7 @@ class Sizing:
 
     def steps(self, job: Job) -> Sequence[Allocation]:
         """What each of a job's three actions gives it now: what it lacks of its first size, or a step beyond it."""
-        has, first, allowed = self.filling.allocations[job.key], self._first[job.key], job.request.allowed_workers
+        has, first, allowed = self.allocation.allocations[job.key], self._first[job.key], job.request.allowed_workers
         if not has.covers(first):
             return (first.beyond(has),) * len(STEPS)
         if not allowed:
@@ -159,7 +159,7 @@ class Sizing:
 
     def steps_left(self, job: Job) -> dict[int, Allocation]:
         """Actions of a job that do not lead beyond its bounds, and what each gives, whether there is room or not."""
-        has, most = self.filling.allocations[job.key], _allowed(job, job.request.max_size)
+        has, most = self.allocation.allocations[job.key], _allowed(job, job.request.max_size)
         steps = enumerate(self.steps(job))
         return {number: step for number, step in steps if most.covers(has.plus(STEPS[number]))}
 
@@ -172,8 +172,8 @@ class Sizing:
         return [self._kind(job, step) for step in self.steps(job)]
 
     def _kind(self, job: Job, step: Allocation) -> int:
-        own = job.key if self.filling.held.get(job.key, NOTHING) != NOTHING else None
-        kind = (job.request.worker, job.request.ps, step, own, self.filling.room_key(job))
+        own = job.key if self.allocation.held.get(job.key, NOTHING) != NOTHING else None
+        kind = (job.request.worker, job.request.ps, step, own, self.allocation.room_key(job))
         return self._kinds.setdefault(kind, len(self._kinds))
 
     def look(self, jobs: Sequence[Job]) -> None:
@@ -200,7 +200,7 @@ class Sizing:
 
     def _add(self, job: Job, step: Allocation) -> Blocked | None:
         """Give a job tasks, all or none; returns why there is no room for them, None if it got them."""
-        blocked = self.filling.add(job, step)
+        blocked = self.allocation.add(job, step)
         if blocked is not None:
             return blocked
         self._used += step.workers * self.amounts(job.request.worker) + step.ps * self.amounts(job.request.ps)
@@ -214,16 +214,16 @@ class Sizing:
 
         None where there is room, or no step is left to take. To be asked when all is given.
         """
-        if self.filling.allocations[job.key] != NOTHING:
+        if self.allocation.allocations[job.key] != NOTHING:
             left = list(self.steps_left(job).values())
             if not left or not self.closed.issuperset(self._kind(job, step) for step in left):
                 return None
-            limit = self.filling.limited(job, left[0])
+            limit = self.allocation.limited(job, left[0])
             return self.reasons.get(job.key) or (None if limit is None else limit.reason(f"next step: {limit}"))
         least = self._least[job.key]
         kind = self._kind(job, least)
         if kind not in self._starts:
-            blocked = None if self._packing.fits(job, least) else self.filling.add(job, least)
+            blocked = None if self._packing.fits(job, least) else self.allocation.add(job, least)
             self._starts[kind] = None if blocked is None else blocked.reason(f"next step of {least}: {blocked}")
         return self._starts[kind]
 
@@ -235,11 +235,11 @@ class Sizing:
         """Where the encoding has last bundles, give them after the last step; returns the jobs that got one."""
         if not self.encoding.last_bundles:
             return frozenset()
-        before = dict(self.filling.allocations)
+        before = dict(self.allocation.allocations)
         self._give_bundles()
         if self.encoding.fixed_sizes:
             self._give_rest()
-        return frozenset(key for key, size in self.filling.allocations.items() if size != before[key])
+        return frozenset(key for key, size in self.allocation.allocations.items() if size != before[key])
 
     def _give_bundles(self) -> None:
         """Give each job in turn its minimum size, or a static job its fixed size, where nodes have room for it.
@@ -253,10 +253,10 @@ class Sizing:
         first_waiting: dict[frozenset[str] | None, Job] = {}
         for job in self._snapshot.jobs:
             bundle = (self._first if job.static else self._least)[job.key]
-            lacks = bundle.beyond(self.filling.allocations[job.key])
+            lacks = bundle.beyond(self.allocation.allocations[job.key])
             if lacks == NOTHING:
                 continue
-            may_use = self.filling.may_use.get(job.key)
+            may_use = self.allocation.may_use.get(job.key)
             ahead = first_waiting.get(None) or first_waiting.get(may_use)
             if ahead is not None:
                 self.waits_behind[job.key] = ahead
@@ -265,13 +265,13 @@ class Sizing:
 
     def _waits_for_room(self, job: Job, lacks: Allocation) -> bool:
         """Whether a job that was refused these tasks can have them when others have ended."""
-        return self.reasons[job.key].constraint in FOR_WANT_OF_ROOM and self.filling.waiting_helps(job, lacks)
+        return self.reasons[job.key].constraint in FOR_WANT_OF_ROOM and self.allocation.waiting_helps(job, lacks)
 
     def _give_rest(self) -> None:
         """Give jobs that have less than their first size as much of it as there is room for, in submit order."""
         for job in self._snapshot.jobs:
-            while not job.static and (has := self.filling.allocations[job.key]) != NOTHING:
-                step = self.filling.next_bundle(job)
+            while not job.static and (has := self.allocation.allocations[job.key]) != NOTHING:
+                step = self.allocation.next_bundle(job)
                 if step is None or not self._first[job.key].covers(has.plus(step)) or self._add(job, step) is not None:
                     break
 
@@ -293,7 +293,7 @@ class Batch:
         self._free = layout.free_of(self.observation)[0]
         self._of_sizes = np.array(layout.size_features)
         #: Workers and PSs, at present, as users ask for (where the network sees that), and at most, shape (jobs, 2).
-        self._sizes = np.array([sizing.filling.allocations[job.key] for job in jobs], dtype=np.int64)
+        self._sizes = np.array([sizing.allocation.allocations[job.key] for job in jobs], dtype=np.int64)
         self._asked = np.array([sizing.asked_size(job) for job in jobs]) if layout.asked_sizes else None
         self._most = np.array([sizing.most(job) for job in jobs], dtype=np.int64)
         self._demand = np.array([(sizing.amounts(job.request.worker), sizing.amounts(job.request.ps)) for job in jobs])
@@ -335,7 +335,7 @@ class Batch:
         job = self.jobs[place]
         if not self._sizing.add(job, number):
             return False
-        self._sizes[place] = self._sizing.filling.allocations[job.key]
+        self._sizes[place] = self._sizing.allocation.allocations[job.key]
         self._kinds[place] = self._sizing.kinds(job)
         self._show(np.array([place]))
         return True

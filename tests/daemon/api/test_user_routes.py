@@ -173,7 +173,7 @@ def test_a_name_means_a_refused_job_once_those_before_it_have_ended(world: UserW
     world.store.change_job(before, JobChange(state=JobState.CANCELLED), world.now)
     text = error(world.get(OWNER.uid, "/v1/why", job="mine"))
     assert text.startswith("JOB: job mine was refused when it registered: ")
-    assert text.endswith(f"; {before.slug} is the one before it")
+    assert text.endswith(f"; the job before it is {before.slug}")
     assert world.get(OWNER.uid, "/v1/why", job=before.slug).status_code == 200
     world.now += 10
     again = world.of(OWNER, "mine")
