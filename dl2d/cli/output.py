@@ -33,7 +33,7 @@ def on_terminal() -> bool:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value, in which records may be. Raises ``ValueError`` for NaN, which JSON does not have."""
+    """Print a value as JSON, records in it by ``as_plain``. Raises ``ValueError`` for NaN, which JSON does not have."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False, default=as_plain))
 
 

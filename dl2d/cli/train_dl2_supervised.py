@@ -90,11 +90,12 @@ def train_dl2_supervised(
     not_kept = "; the fitted weights, which the checkpoint does not have, compare as follows"
     finish_imitation(
         out, checkpoint, recorded, found, replays, beside,
-        learned=[f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}"],
-        about=[f"the checkpoint has {weights}: {reason}"],
+        learned_lines=[f"{found.states} choices learned from{not_kept if found.states and not is_better else ''}"],
+        policy_lines=[f"the checkpoint has {weights}: {reason}"],
         figures={
             "weights": "fitted" if is_better else "own", "reason": reason, "trial": trial,
             "beside_recorded": beside,
         },
-        before=found.comparison_begun_with, problem=problem, force_reason=force_reason, began=began, as_json=as_json,
+        own_weights=found.comparison_begun_with, problem=problem, force_reason=force_reason, began=began,
+        as_json=as_json,
     )  # fmt: skip

@@ -139,8 +139,8 @@ def supervised(
     acting = "drawn actions" if checkpoint.settings["sampled"] else "the best action each time"
     finish_imitation(
         out, checkpoint, recorded, found, checked, trial,
-        learned=[f"{found.demonstrations} decisions learned from", *_asked(checkpoint)],
-        about=[f"a policy from this checkpoint takes {acting}", range_in_words(checkpoint.training)],
+        learned_lines=[f"{found.demonstrations} decisions learned from", *_asked(checkpoint)],
+        policy_lines=[f"a policy from this checkpoint takes {acting}", range_in_words(checkpoint.training)],
         figures={"trial": trial, "lessons": found.demonstrations, "losses": list(found.losses)},
         problem=problem, force_reason=force_reason, began=began, as_json=as_json,
     )  # fmt: skip

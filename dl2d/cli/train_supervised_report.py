@@ -65,9 +65,14 @@ def _why_they_do_not_tell(trained: SizeComparison, yardstick: Yardstick) -> str:
     return ""
 
 
-def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
-    """Sizes that the trained policy gives on the held-out slots; ``before`` is the policy with dl2d's own weights."""
-    simple = _simple_deciders(yardstick, before)
+def comparison_lines(
+    trained: SizeComparison, yardstick: Yardstick, own_weights: SizeComparison | None = None
+) -> list[str]:
+    """Lines on the sizes that the trained policy gives on the held-out slots, beside those of simple deciders.
+
+    ``own_weights`` is the policy with dl2d's own weights.
+    """
+    simple = _simple_deciders(yardstick, own_weights)
     all_jobs = "; ".join(f"{name}: {each.same:.1%}, {each.differing:.1%}" for name, each in simple.items())
     new_jobs = "; ".join(
         f"{name}: {each.started_same:.1%}" for name, each in simple.items() if each is not yardstick.as_before
@@ -80,7 +85,7 @@ def comparison_lines(trained: SizeComparison, yardstick: Yardstick, before: Size
     lines = [recorded, f"{started} ({new_jobs})" if trained.started else "no job was started in these slots"]
     if reason := _why_they_do_not_tell(trained, yardstick):
         lines.append(f"these slots cannot tell how well it imitates the recorded scheduler: {reason}")
-    if equals := not_better_than(trained, yardstick, before):
+    if equals := not_better_than(trained, yardstick, own_weights):
         lines.append(
             f"not better than {' and '.join(equals)}, which is as near to the recorded scheduler, or nearer: "
             "it has learned little; record longer before it decides"
@@ -121,7 +126,9 @@ def _completion_times(trial: Trial) -> str:
     )
 
 
-def not_better_than(trained: SizeComparison, yardstick: Yardstick, before: SizeComparison | None = None) -> list[str]:
+def not_better_than(
+    trained: SizeComparison, yardstick: Yardstick, own_weights: SizeComparison | None = None
+) -> list[str]:
     """The simple deciders that come as near to the recorded sizes as the trained policy, of all jobs or of new ones.
 
     None where the trained policy gives the recorded sizes: where DRF was recorded, DRF gives them, too.
@@ -130,13 +137,13 @@ def not_better_than(trained: SizeComparison, yardstick: Yardstick, before: SizeC
         return []
     return [
         name
-        for name, each in _simple_deciders(yardstick, before).items()
+        for name, each in _simple_deciders(yardstick, own_weights).items()
         if trained.differing >= each.differing or trained.started_same < each.started_same
     ]
 
 
-def _simple_deciders(yardstick: Yardstick, before: SizeComparison | None) -> dict[str, SizeComparison]:
-    own = {} if before is None else {"dl2d's own weights": before}
+def _simple_deciders(yardstick: Yardstick, own_weights: SizeComparison | None) -> dict[str, SizeComparison]:
+    own = {} if own_weights is None else {"dl2d's own weights": own_weights}
     return {**own, "size as before": yardstick.as_before, "drf": yardstick.drf}
 
 
@@ -148,35 +155,37 @@ def finish_imitation(
     checked: ReplayCheck,
     beside: Trial | None,
     *,
-    learned: Sequence[str],
-    about: Sequence[str],
+    learned_lines: Sequence[str],
+    policy_lines: Sequence[str],
     figures: Mapping[str, object],
-    before: SizeComparison | None = None,
+    own_weights: SizeComparison | None = None,
     problem: str,
     force_reason: str,
     began: float,
     as_json: bool,
 ) -> None:
-    """Write checkpoint and report, and print lines, or figures as JSON.
+    """Write checkpoint and report, and print the report's lines, or ``figures`` and others as JSON.
 
     Parameters
     ----------
     beside
-        The comparison with the recorded scheduler, if there was one.
-    learned, about
-        Lines on what was learned from, and on the policy.
-    before
-        Sizes of the policy with dl2d's own weights.
+        The comparison of completion times with the recorded scheduler, if there was one.
+    learned_lines, policy_lines
+        Lines of the report on what was learned from, and on the policy.
+    figures
+        What only one design has for ``--json``.
+    own_weights
+        The comparison of sizes of the policy with dl2d's own weights.
     problem
         Why the policy, which is written by force, was refused; empty if it was not.
     began
         When learning began, on the monotonic clock.
     """
     lines = [
-        *learned,
+        *learned_lines,
         *recorded.deciders,
-        *comparison_lines(found.comparison, found.yardstick, before),
-        *about,
+        *comparison_lines(found.comparison, found.yardstick, own_weights),
+        *policy_lines,
         replay_line(checked),
     ]
     if beside is not None:
@@ -194,7 +203,7 @@ def finish_imitation(
         head = {"checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds}
         compared = {
             "replayed": {"jobs": checked.jobs, "ended": checked.ended},
-            "not_better_than": not_better_than(found.comparison, found.yardstick, before),
+            "not_better_than": not_better_than(found.comparison, found.yardstick, own_weights),
         }
         print_json({**head, **figures, **compared, **checkpoint.training})
         return

@@ -147,7 +147,7 @@ def _bundle(job: Job) -> Allocation:
 
 
 class _MachinePacking:
-    """Packing of machine after machine. A job's next unit waits for room, until there is none or it has all it may have.
+    """Packing, machine after machine. A job's next unit waits for room until there is none or the job has its maximum.
 
     Jobs are named by their places in the snapshot.
     """
