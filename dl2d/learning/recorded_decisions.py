@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,18 +21,18 @@ from dl2d.policies.drf import Drf
 from dl2d.tick.observed_decision import OBSERVED
 
 #: Jobs that recorded slots must have, unless the caller says otherwise.
-MIN_JOBS: Final = 20
-_MIN_SLOTS: Final = 2
+MIN_JOBS = 20
+_MIN_SLOTS = 2
 #: Of so many consecutive blocks of slots the last is held out for a comparison, and the middle one to stop by.
-_CYCLE: Final = 5
-_STOPPING_BLOCK: Final = 2
+_CYCLE = 5
+_STOPPING_BLOCK = 2
 #: Number of such cycles at most, and slots with a choice that a block has at least where there are several cycles.
-_MAX_CYCLES: Final = 5
-_MIN_BLOCK: Final = 8
+_MAX_CYCLES = 5
+_MIN_BLOCK = 8
 #: Slots with a choice below which none are held out to stop by.
-_MIN_STOPPING_SLOTS: Final = 10
+_MIN_STOPPING_SLOTS = 10
 #: Part of the tasks that is printed as 0.0 %.
-NO_TASKS: Final = 0.0005
+NO_TASKS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 import structlog
 from msgspec import structs
@@ -32,7 +31,7 @@ log = structlog.get_logger()
 
 #: Maximum number of starts in a tick of a user whose last one was not answered: each may take up a thread until it is
 #: given up.
-_STARTS_OF_UNANSWERED: Final = 2
+_STARTS_OF_UNANSWERED = 2
 
 
 def apply(

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
 
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
@@ -26,16 +25,16 @@ from dl2d.tick.count_failed_starts import gave_up_unconnected
 
 #: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further
 #: refusal or failure there, up to the second value.
-_AVOID_SECONDS: Final = 300.0
-_MAX_AVOID_SECONDS: Final = 3600.0
+_AVOID_SECONDS = 300.0
+_MAX_AVOID_SECONDS = 3600.0
 #: A refusal is remembered for this long after its retry time; a further one until then doubles the delay.
-_FORGET_SECONDS: Final = 3600.0
+_FORGET_SECONDS = 3600.0
 #: Maximum number of nodes that are avoided since tasks failed there.
-_MAX_FAILING_NODES: Final = 16
+_MAX_FAILING_NODES = 16
 #: Maximum number of combinations of such nodes: each makes a set of nodes, and with many sets packing is slow.
-_MAX_FAILING_COMBINATIONS: Final = 16
+_MAX_FAILING_COMBINATIONS = 16
 #: Maximum number of sets of nodes without failures for which one tick works out what fits on them.
-_MAX_PACKINGS: Final = 32
+_MAX_PACKINGS = 32
 
 
 def _retry_at(refusal: NodeRefusal) -> float:

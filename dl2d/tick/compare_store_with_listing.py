@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, NOT_EXECUTING, Task, TaskState, task_tag
@@ -29,17 +29,17 @@ from dl2d.tick.task_time_in_state import Elapsed
 from dl2d.tick.tick_context import Timeouts
 
 #: Why a task or anchor that is not listed has ended.
-NOT_LISTED: Final = "is not listed any more"
-REPLACED: Final = "was requeued, or its id was reused"
+NOT_LISTED = "is not listed any more"
+REPLACED = "was requeued, or its id was reused"
 
 #: A listed job that has to be stopped, its job as far as it is known, and the reason.
 _Stop = tuple[RmJob, Job | None, str]
 #: How long a task that the resource manager refuses to start may wait; shorter than for one that waits for room, and
 #: long enough for tasks that leave to make room in a limit.
-MAX_REFUSED_SECONDS: Final = 30.0
+MAX_REFUSED_SECONDS = 30.0
 #: How long a task that a running job lacks of its minimum size may wait for a limit. This is longer than for a task
 #: that waits for room, since a task that is submitted again goes to the end of the queue.
-MAX_FLOOR_IN_LIMIT_SECONDS: Final = 3600.0
+MAX_FLOOR_IN_LIMIT_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Final
 
 from msgspec import structs
 
@@ -19,9 +18,9 @@ from dl2d.tick.allocated_resources import held_by_handle
 from dl2d.tick.observe import LiveJobs
 
 #: What a node has, and what a task that has its node to itself demands and holds.
-_WHOLE: Final = Resources.of({WHOLE_NODE: 1})
+_WHOLE = Resources.of({WHOLE_NODE: 1})
 #: What any other task demands, and what all jobs of others on a node hold together.
-_PART: Final = Resources.of({WHOLE_NODE: 0.001})
+_PART = Resources.of({WHOLE_NODE: 0.001})
 
 
 def with_whole_nodes(live: LiveJobs, listing: RmListing) -> tuple[LiveJobs, RmListing]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -34,17 +33,17 @@ from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
 #: Maximum time for which coordinators are put back for the same job.
-MAX_BENEFICIARY_SECONDS: Final = 3600.0
+MAX_BENEFICIARY_SECONDS = 3600.0
 #: Maximum number of times that the time until a coordinator starts again is doubled.
-_MAX_DOUBLINGS: Final = 5
+_MAX_DOUBLINGS = 5
 #: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
-_MIN_QUEUED_SECONDS: Final = 130.0
+_MIN_QUEUED_SECONDS = 130.0
 #: Maximum number of coordinators that one repeated round puts back.
-_MAX_PER_ROUND: Final = 32
+_MAX_PER_ROUND = 32
 #: Maximum number of different demands of jobs that are examined per tick.
-_MAX_EXAMINED: Final = 16
+_MAX_EXAMINED = 16
 #: Maximum number of chosen coordinators for which it is checked whether they can stay.
-_MAX_CHECKED: Final = 64
+_MAX_CHECKED = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Task, TaskState
@@ -20,11 +19,11 @@ from dl2d.core.resources import Resources
 
 #: How long the jobs that wait for a limit do not grow; doubled each time that they are found waiting again, up to the
 #: maximum. If they had more than the last time, the limit is not constant: the time is then doubled this often at most.
-_LIMIT_SECONDS: Final = 60.0
-_MAX_LIMIT_SECONDS: Final = 3600.0
-_MAX_TIMES_AFTER_GROWTH: Final = 4
+_LIMIT_SECONDS = 60.0
+_MAX_LIMIT_SECONDS = 3600.0
+_MAX_TIMES_AFTER_GROWTH = 4
 #: How long a limit is remembered after the jobs may grow again.
-_FORGET_SECONDS: Final = 600.0
+_FORGET_SECONDS = 600.0
 
 
 def _retry_at(limit: LearnedLimit) -> float:

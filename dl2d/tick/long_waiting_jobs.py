@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Final
 
 from dl2d.core.cluster import HeldBack, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
@@ -31,9 +30,9 @@ from dl2d.core.placement import Placement
 
 #: Maximum number of different demands of jobs that have waited for too long for which it is examined when they have
 #: room, the longest waiting first.
-_MAX_EXAMINED: Final = 4
+_MAX_EXAMINED = 4
 #: Maximum number of later jobs for which it is examined whether they have room beside that job.
-_MAX_LATER_EXAMINED: Final = 256
+_MAX_LATER_EXAMINED = 256
 
 
 def held_back(

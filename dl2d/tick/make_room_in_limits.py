@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dl2d.core.cluster import Claimant, Snapshot, Task, TaskState
 from dl2d.core.error_wording import some_of
@@ -42,14 +42,14 @@ from dl2d.tick.vacate_for_waiting_jobs import (
 )
 
 #: Maximum number of kinds of jobs (``_Kind``) for which it is examined in a tick whether elastic jobs can make room.
-_MAX_EXAMINED: Final = 256
+_MAX_EXAMINED = 256
 #: How much of the time between two complete listings counts at most: what a job waits for may change in between.
-_MAX_COUNTED_SECONDS: Final = 60.0
+_MAX_COUNTED_SECONDS = 60.0
 #: Maximum number of jobs named in a reason.
-_MAX_SHOWN: Final = 3
+_MAX_SHOWN = 3
 
 #: As ``amounts_with_tasks`` has them.
-_Amounts: TypeAlias = Counter[str]
+_Amounts = Counter[str]
 
 
 class _Key(NamedTuple):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmListing
 
 #: A recorded time that is more than this in the future was written before the clock was set back, seconds.
-MAX_FUTURE_SECONDS: Final = 60.0
+MAX_FUTURE_SECONDS = 60.0
 #: A coordinator is silent if it has not called for so many heartbeat intervals.
-SILENT_HEARTBEATS: Final = 3
+SILENT_HEARTBEATS = 3
 
 
 class Silence(NamedTuple):

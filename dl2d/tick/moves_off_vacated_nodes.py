@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
 
 from dl2d.core.cluster import Task
 from dl2d.core.make_room import TaskGroup
@@ -14,10 +13,10 @@ from dl2d.tick.vacating_search_state import NodeRoom
 
 #: When so many nodes have failed (``MovesOffNodes.failed_nodes``), no further tasks are moved for a claim in a tick.
 #: The next tick begins with the nodes behind them.
-MAX_FAILED_NODES: Final = 64
+MAX_FAILED_NODES = 64
 
 #: What tasks have in common that find the same room: their demand, and the nodes that their job may use.
-_Alike: TypeAlias = tuple[Resources, frozenset[str] | None]
+_Alike = tuple[Resources, frozenset[str] | None]
 
 
 @dataclass(frozen=True, slots=True)

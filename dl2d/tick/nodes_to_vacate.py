@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -16,7 +16,7 @@ from dl2d.tick.moves_off_vacated_nodes import MovesOffNodes
 from dl2d.tick.vacating_search_state import NodeRoom
 
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
-MAX_FAILED_PLANNED_NODES: Final = 256
+MAX_FAILED_PLANNED_NODES = 256
 
 
 class SearchResult(NamedTuple):

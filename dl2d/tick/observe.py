@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from msgspec import structs
 
@@ -28,12 +27,12 @@ from dl2d.tick.nodes_of_static_tasks import fitted_to_node_use
 _OTHER_KINDS = 8
 
 #: Why a listing without nodes is incomplete.
-NO_NODES: Final = "it has no nodes"
+NO_NODES = "it has no nodes"
 #: How long before its time limit a task is replaced: long enough for the other one to start and join.
-_REPLACE_SECONDS: Final = 300.0
+_REPLACE_SECONDS = 300.0
 #: Tasks and anchors whose time limits differ by no more count as ending together. Largest difference that the Slurm
 #: plug-in makes (``bf_resolution`` up to 300 s + 60 s + rounding to minutes).
-SAME_END_SECONDS: Final = 420.0
+SAME_END_SECONDS = 420.0
 
 
 @dataclass(frozen=True, slots=True)

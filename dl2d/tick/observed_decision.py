@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
@@ -12,7 +11,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.resource_manager import RmListing
 
 #: Policy name of such a decision; its policy version is the scheduler's name and version.
-OBSERVED: Final = "observed"
+OBSERVED = "observed"
 
 
 def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) -> Decision:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from dl2d.core.decision import Decision
 from dl2d.core.error_wording import counted
@@ -11,7 +10,7 @@ from dl2d.core.policy import Policy
 from dl2d.tick.waiting_jobs_that_fit import NeedlessWait
 
 #: Failures are counted among this many last decisions, whether consecutive or not.
-RECENT_DECISIONS: Final = 20
+RECENT_DECISIONS = 20
 
 
 @dataclass(frozen=True, slots=True)

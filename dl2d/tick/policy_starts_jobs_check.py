@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from msgspec import structs
@@ -25,16 +24,16 @@ from dl2d.tick.place.place import place
 from dl2d.tick.waiting_jobs_that_fit import startable_waiting_jobs
 
 #: Number of slots that are simulated. A job may be left waiting in the first, since some policies choose at random.
-_SLOTS: Final = 2
-_SLOT_SECONDS: Final = 300.0
+_SLOTS = 2
+_SLOT_SECONDS = 300.0
 #: Maximum number of ticks in which the tasks that were decided on in a slot are started.
-_MAX_TICKS: Final = 8
+_MAX_TICKS = 8
 #: Maximum number of different requests that are tried.
-_MAX_REQUESTS: Final = 24
+_MAX_REQUESTS = 24
 #: Number of jobs that are submitted at once.
-_JOBS_AT_ONCE: Final = 16
+_JOBS_AT_ONCE = 16
 #: Nodes that are taken if those of the site are not known.
-_DEFAULT_NODES: Final = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
+_DEFAULT_NODES = tuple(Node(f"node-{number}", Resources.of(cpu=32, gpu=8, memory=2**18)) for number in (1, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

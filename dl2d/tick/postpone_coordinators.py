@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 import structlog
 
@@ -21,9 +20,9 @@ from dl2d.tick.tick_context import Context
 log = structlog.get_logger()
 
 #: Maximum number of coordinators in a tick. Each takes three commands on Slurm.
-_MAX_PER_TICK: Final = 32
+_MAX_PER_TICK = 32
 #: Why other jobs without tasks get none in a tick that puts coordinators back.
-_ROOM_FOR_ANOTHER: Final = Silence(
+_ROOM_FOR_ANOTHER = Silence(
     "coordinators are going back into the resource manager's queue so that another job has room"
 )
 

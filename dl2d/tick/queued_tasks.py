@@ -37,7 +37,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
@@ -48,12 +47,12 @@ from dl2d.core.task_starts_and_stops import Plan, Start, Stop
 from dl2d.tick.avoided_nodes import EmptyNodes
 
 #: For how long jobs of others still count as waiting when none is listed any more.
-WAITED_SECONDS: Final = 60.0
+WAITED_SECONDS = 60.0
 #: For how long a job that does not train keeps tasks while it lacks others, unless it is the one that keeps them for
 #: longer; then all are given up, and queued anew.
-MAX_HELD_SECONDS: Final = 600.0
+MAX_HELD_SECONDS = 600.0
 #: Maximum number of jobs of which tasks are queued in one tick.
-_MAX_JOBS: Final = 64
+_MAX_JOBS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 import structlog
 from msgspec import structs
@@ -42,25 +41,25 @@ log = structlog.get_logger()
 
 #: How long an anchor is missing before its job counts as lost, where accounting cannot say yet how it ended: accounting
 #: may come back later than the resource manager. And how often it is asked.
-_ACCOUNTING_SECONDS: Final = 600.0
-_ASK_AGAIN_SECONDS: Final = 60.0
+_ACCOUNTING_SECONDS = 600.0
+_ASK_AGAIN_SECONDS = 60.0
 #: A task that does not execute has so many times ``start_seconds`` before its time counts: its node may be booting.
-_NOT_EXECUTING_PERIODS: Final = 2
+_NOT_EXECUTING_PERIODS = 2
 #: How long an anchor that is not listed counts as running while its coordinator reports: coordinators can be started
 #: outside of their batch jobs. After that, accounting is asked how the anchor ended.
-_CALLING_SECONDS: Final = 600.0
+_CALLING_SECONDS = 600.0
 #: A job whose anchor reaches its time limit sooner gets no more tasks: one takes up to a minute to start, and needs
 #: time to join and to train.
-_MIN_USEFUL_SECONDS: Final = 120.0
+_MIN_USEFUL_SECONDS = 120.0
 
 #: Why a job gets no tasks if its coordinator is put back into the resource manager's queue (``idle_coordinators``).
-LEAVES_FOR_OTHERS: Final = Silence(
+LEAVES_FOR_OTHERS = Silence(
     "its coordinator is being put back into the resource manager's queue so that another job has room"
 )
 #: Why a ``starting`` job gets no other tasks.
-_STARTS_FROM_QUEUE: Final = Silence("others of its first tasks wait in the resource manager's queue")
+_STARTS_FROM_QUEUE = Silence("others of its first tasks wait in the resource manager's queue")
 #: How long the resource manager may take to list a requested requeue.
-_LEAVING_SECONDS: Final = 300.0
+_LEAVING_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

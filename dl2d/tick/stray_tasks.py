@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from typing import Final
 
 from dl2d.core.cluster import ANCHOR
 from dl2d.core.jobs import Job, JobKey
@@ -13,7 +12,7 @@ from dl2d.core.store import TickStore
 from dl2d.tick.task_matching import Matches
 
 #: Maximum number of jobs for which a user's strays are looked up in a tick.
-MAX_JOBS_OF_USER: Final = 64
+MAX_JOBS_OF_USER = 64
 
 
 def strays_of_known_jobs(store: TickStore, matches: Matches) -> dict[RmIdentity, Job | None]:

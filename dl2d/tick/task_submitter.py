@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -17,7 +17,7 @@ Submitted = str | ResourceManagerError | None
 
 
 #: Characters of an unexpected error that are recorded.
-_MAX_SAID: Final = 500
+_MAX_SAID = 500
 
 
 class TaskSubmitter(Protocol):

@@ -32,7 +32,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from msgspec import structs
 
@@ -55,26 +54,26 @@ from dl2d.tick.vacating_history import (
 from dl2d.tick.vacating_search_state import NodeRoom
 
 #: Maximum number of claims that get room at once.
-MAX_GRANTED: Final = 64
+MAX_GRANTED = 64
 #: Maximum number of kinds of claims whose planned nodes are looked at in one tick. Claims of the same user with the
 #: same demand and the same nodes are of one kind.
-MAX_EXAMINED: Final = 256
+MAX_EXAMINED = 256
 #: For this many shapes (``ClaimShape``) of highest priority, of all users together, nodes are searched in each tick.
-MAX_FIRST_SHAPES: Final = 8
+MAX_FIRST_SHAPES = 8
 #: The other shapes take turns. In one tick, shapes times nodes of the cluster is at most this number.
-MAX_SEARCHED_NODES: Final = 20_000
+MAX_SEARCHED_NODES = 20_000
 #: How long a claim's room may be free without its job starting.
-MAX_UNUSED_SECONDS: Final = 300.0
+MAX_UNUSED_SECONDS = 300.0
 #: How long tasks may take to leave a claim's nodes, before ``MAX_UNUSED_SECONDS`` begin: what has to replace them may
 #: not start, for want of room or because the resource manager refuses it.
-MAX_VACATING_SECONDS: Final = 900.0
+MAX_VACATING_SECONDS = 900.0
 #: After how long a claim that was given up is tried again.
-RETRY_SECONDS: Final = 3600.0
+RETRY_SECONDS = 3600.0
 #: How often claims of a kind may lose nodes that tasks had to leave for them, in ``RETRY_SECONDS``, before they rest.
-MAX_LOST: Final = 5
+MAX_LOST = 5
 #: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
 #: never start could keep nodes empty one after the other.
-MAX_GIVEN_UP_SHAPES: Final = 4
+MAX_GIVEN_UP_SHAPES = 4
 
 
 def claim_nodes(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dl2d.core.cluster import ClaimedNodes
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.resources import Resources
 
 #: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
-ClaimShape: TypeAlias = tuple[object, ...]
+ClaimShape = tuple[object, ...]
 #: Whose they are (``Claim.given_up_with``), and their shape.
-ClaimKind: TypeAlias = tuple[tuple[str, bool], ClaimShape]
+ClaimKind = tuple[tuple[str, bool], ClaimShape]
 
 
 class ClaimKey(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
@@ -34,7 +33,7 @@ _GUARD_CONSTRAINTS = frozenset(
 )
 
 #: Maximum part of the time between two ticks that counts as waiting.
-MAX_GAP_SECONDS: Final = 60.0
+MAX_GAP_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)

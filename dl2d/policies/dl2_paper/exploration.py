@@ -7,7 +7,7 @@ most, and speeds are known at the sizes only that the previous scheduler gave: s
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,9 @@ from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import Allocation, Job
 
 #: Ratio of workers to PSs, or of PSs to workers, beyond which a state is poor: the paper's.
-_MAX_RATIO: Final = 10.0
+_MAX_RATIO = 10.0
 #: Bytes of a digest that make one draw.
-_DRAW_BYTES: Final = 8
+_DRAW_BYTES = 8
 
 
 def correcting_actions(sizes: Ints, masks: NDArray[Any]) -> Ints:

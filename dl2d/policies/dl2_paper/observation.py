@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,23 +19,23 @@ from dl2d.core.jobs import NOTHING, Allocation
 Observations = Floats32
 
 #: Features of a job behind its one-hot type: age, remaining epochs, dominant share, workers, PSs.
-SCALARS: Final = 5
+SCALARS = 5
 #: Features that not every network has: place in the batch, remaining share of the epochs, logarithms of workers, PSs.
-EXTRAS: Final = 4
+EXTRAS = 4
 #: Features of the asked size, which not every network has: logarithms of the workers and PSs that a job still lacks of
 #: the size that its user asks for.
-ASKED: Final = 2
+ASKED = 2
 #: Features of the remaining time, which not every network has: logarithm of the remaining slots, and the job's rank by
 #: remaining time. Order in the array: ASKED, TIMES, EXTRAS.
-TIMES: Final = 2
+TIMES = 2
 #: What features are divided by, so that usual values are near 1.
-_AGE_SCALE: Final = 3.0
-_REMAINING_SCALE: Final = 8.0
-_TASKS_SCALE: Final = 16.0
-_PLACE_SCALE: Final = 4.0
-_TIME_SCALE: Final = 3.0
+_AGE_SCALE = 3.0
+_REMAINING_SCALE = 8.0
+_TASKS_SCALE = 16.0
+_PLACE_SCALE = 4.0
+_TIME_SCALE = 3.0
 #: Largest value of the remaining time's feature: that of 26 billion slots.
-_MAX_TIME: Final = 8.0
+_MAX_TIME = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ network chooses; in supervised learning, those are taken that led to a recorded 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -36,8 +35,8 @@ from dl2d.policies.dl2_paper.observation import (
 from dl2d.throughput.remaining_time import ranks_by_remaining_time, remaining_seconds
 
 #: What the actions of a job give it that may have any number of workers.
-STEPS: Final = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
-_BUNDLE: Final = 2
+STEPS = (Allocation(1, 0), Allocation(0, 1), Allocation(1, 1))
+_BUNDLE = 2
 
 
 class Sizing:

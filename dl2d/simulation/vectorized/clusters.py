@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from dl2d.simulation.vectorized.workload_arrays import NEVER, Library
 #: What is placed as one: a worker, a PS, or one of both.
 _WORKER, _PS, _BUNDLE = range(3)
 #: Load of a node that is not there: never the least.
-_ABSENT: Final = 2**62
+_ABSENT = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,6 @@ of the three is chosen. Everything a policy may see of a batch is its observatio
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +18,7 @@ from dl2d.throughput.remaining_time import epochs_left_of_all, ranks_by_remainin
 
 Masks = NDArray[np.int8]
 
-_IMPOSSIBLE: Final = 2**62
+_IMPOSSIBLE = 2**62
 
 
 class Windows:

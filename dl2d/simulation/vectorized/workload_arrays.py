@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dl2d.simulation.speeds.speed_models import SpeedModel
 from dl2d.simulation.workload.format import Workload
 
 #: A slot that never comes: when padding is submitted.
-NEVER: Final = 2**62
+NEVER = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

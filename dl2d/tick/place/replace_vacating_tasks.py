@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.jobs import JobKey
@@ -29,7 +29,7 @@ class _Action(Enum):
 
 
 #: What becomes of a task that has to leave its node, of a job that does not shrink.
-_ACTIONS: Final = {
+_ACTIONS = {
     # (beyond the floor of its job, reaches its time limit, no replacement would start now)
     (True, True, False): _Action.MOVE_OR_STOP,
     (True, True, True): _Action.STOP,

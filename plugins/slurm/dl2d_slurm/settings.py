@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
@@ -85,7 +85,7 @@ class SharingRule(Record):
 
 
 #: ``SlurmStaticJobRule.size`` of a rule that counts tasks.
-TASKS: Final = "tasks"
+TASKS = "tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.error_wording import did_you_mean, some_of
 from dl2d.core.errors import ResourceManagerError, Unavailable
@@ -20,15 +20,15 @@ from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 
 #: Beginning of what sbatch says where slurmctld refuses a job that is only tested.
-_BY_SLURMCTLD: Final = "allocation failure"
-_PRIORITY_BASIC: Final = "priority/basic"
+_BY_SLURMCTLD = "allocation failure"
+_PRIORITY_BASIC = "priority/basic"
 #: Modes of preemption that suspend jobs and resume them later.
-_SUSPENDING: Final = frozenset({"SUSPEND", "GANG"})
+_SUSPENDING = frozenset({"SUSPEND", "GANG"})
 
 
-_NOT_IN_TIME: Final = "tasks that do not start within jobs.start_seconds are withdrawn, so none may ever start"
+_NOT_IN_TIME = "tasks that do not start within jobs.start_seconds are withdrawn, so none may ever start"
 #: Options that sbatch takes and that do not suit tasks: why, and whether no job can train with them.
-_UNSUITABLE: Final[Mapping[str, tuple[str, bool]]] = {
+_UNSUITABLE: Mapping[str, tuple[str, bool]] = {
     "--hold": ("no task starts before somebody releases it", True),
     "--begin": (_NOT_IN_TIME, True),
     "--dependency": (_NOT_IN_TIME, True),

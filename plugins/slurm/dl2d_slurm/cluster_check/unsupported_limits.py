@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from dl2d.core.error_wording import some_of
 from dl2d.core.errors import ResourceManagerError
@@ -15,16 +14,16 @@ from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
 from dl2d_slurm.settings import SlurmSettings
 
 #: Limits that are set and that dl2d does not ask for: of nodes, and of minutes.
-_NOT_ASKED_FOR: Final = re.compile(
+_NOT_ASKED_FOR = re.compile(
     r"(?<=[\s{])(?:(?P<of_nodes>GrpTRES|MaxTRESP[UA])=(?:[^\s}]*,)?node=\d"
     r"|(?P<of_minutes>GrpTRESMins|GrpTRESRunMins)=(?:[^\s}]*,)?[^\s,=}]+=\d|(?P<of_time>GrpWall)=\d)"
 )
 #: Limits on the number of running jobs, in which coordinators and tasks count.
-_OF_JOBS: Final = re.compile(r"(?<=[\s{])(GrpJobs|MaxJobs(?:P[UA])?)=(\d+)")
+_OF_JOBS = re.compile(r"(?<=[\s{])(GrpJobs|MaxJobs(?:P[UA])?)=(\d+)")
 #: Up to which number they are named: so many coordinators may well run at once, and leave nothing to tasks.
-_FEW_JOBS: Final = 16
+_FEW_JOBS = 16
 #: Whose record a line is: a QOS, or an account with or without a user.
-_RECORD: Final = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=([^\s(]*))")
+_RECORD = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=([^\s(]*))")
 
 
 def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Final
 
 from dl2d.core.jobs import Owner
 from dl2d.core.resources import Resources
@@ -21,31 +20,31 @@ _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _RESOURCE = re.compile(r"[a-z][a-z0-9_.:/-]{0,63}")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 #: A time span as Slurm reads and writes it; its numbers are arguments of ``time_span``.
-TIME_SPAN: Final = re.compile(r"(?:([0-9]{1,10})-)?([0-9]{1,10})(?::([0-9]{1,10}))?(?::([0-9]{1,10}))?")
+TIME_SPAN = re.compile(r"(?:([0-9]{1,10})-)?([0-9]{1,10})(?::([0-9]{1,10}))?(?::([0-9]{1,10}))?")
 #: Slurm shows a job without a limit, in a partition without one, as one of a year.
-_YEAR: Final = 365 * 86_400.0
+_YEAR = 365 * 86_400.0
 #: Maximum length of a node list that is read: a user may have Slurm keep one that names the same nodes again and again.
-_MAX_LIST: Final = 16_384
+_MAX_LIST = 16_384
 #: Maximum length of one that no user can write.
-MAX_ADMIN_LIST: Final = 1_000_000
+MAX_ADMIN_LIST = 1_000_000
 #: Maximum number of names in either.
-_MAX_HOSTS: Final = 20_000
+_MAX_HOSTS = 20_000
 #: What stands between the names: users, not Slurm, write blanks and commas without a name.
-_SEPARATORS: Final = re.compile(r"[,\s]+")
-_RANGE: Final = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
-_ENTRY: Final = re.compile(rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+")
-_HOST_LIST: Final = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
+_SEPARATORS = re.compile(r"[,\s]+")
+_RANGE = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
+_ENTRY = re.compile(rf"(?:[^,\[\]\s]|\[{_RANGE}(?:,{_RANGE})*\])+")
+_HOST_LIST = re.compile(f"{_ENTRY.pattern}(?:,{_ENTRY.pattern})*")
 
 #: Fields of squeue that say with whom a job does not share its nodes. Releases before 26.05 know no
 #: ``Exclusive`` and print nothing for it; since then ``OverSubscribe`` is NO for most jobs and says nothing of this.
-EXCLUSIVE_FIELDS: Final = ("OverSubscribe", "Exclusive")
+EXCLUSIVE_FIELDS = ("OverSubscribe", "Exclusive")
 #: Partitions whose jobs all get nodes of their own; the second form is that of Slurm 26.05. And the SelectType with
 #: which they do in all partitions that do not say otherwise.
-EXCLUSIVE_PARTITION: Final = re.compile(
+EXCLUSIVE_PARTITION = re.compile(
     r"^PartitionName=(\S+) .*\b(?:OverSubscribe=EXCLUSIVE|Exclusive=(?:NODE|TOPO))\b", re.MULTILINE
 )
-LINEAR: Final = "select/linear"
-_NODES: Final = re.compile(r"(?:^|,)node=([0-9]{1,6})(?:,|$)")
+LINEAR = "select/linear"
+_NODES = re.compile(r"(?:^|,)node=([0-9]{1,6})(?:,|$)")
 
 
 def owner_of(record: Mapping[str, str]) -> Owner | None:

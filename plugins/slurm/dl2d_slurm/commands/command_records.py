@@ -11,21 +11,20 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 from dl2d_slurm.commands.commands import Answer, Commands
 
 #: Makes both commands print times as seconds since 1970.
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 #: With these squeue and sinfo show all of the cluster, and nothing of the others of a federation.
-ALL_LOCAL: Final = ("--noheader", "--all", "--local")
+ALL_LOCAL = ("--noheader", "--all", "--local")
 #: Show the configuration of all partitions and of all nodes, each on a line.
-SHOW_PARTITIONS: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
-SHOW_NODES: Final = ("scontrol", "--all", "--local", "--oneliner", "show", "node")
+SHOW_PARTITIONS = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
+SHOW_NODES = ("scontrol", "--all", "--local", "--oneliner", "show", "node")
 #: Starts each terminator: squeue reads leading digits as the field's width.
 SEPARATOR = "|"
 #: A field of a record of ``scontrol show``.
-_SHOWN: Final = re.compile(r"(?:^|\s)(\w+)=(\S+)")
+_SHOWN = re.compile(r"(?:^|\s)(\w+)=(\S+)")
 
 
 def new_terminator() -> str:

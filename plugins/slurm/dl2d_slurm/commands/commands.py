@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import structlog
 
@@ -29,15 +28,15 @@ _UNAVAILABLE = re.compile(
 _DENIED = re.compile(r"only permitted by root|permission denied|invalid user id|not permitted", re.IGNORECASE)
 _NOT_FOUND = re.compile(r"invalid node name|invalid job id", re.IGNORECASE)
 #: Maximum number of job ids in one call, well below the limit on the length of a command line.
-MAX_IDS: Final = 500
+MAX_IDS = 500
 #: Names of environment variables that shells can set.
-VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Of a user as slurm.conf is shown: ``slurm(64030)``.
 _USER_ID = re.compile(r"\((\d+)\)")
 _MAX_SHOWN = 2000
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 #: File mode mask of commands. sbatch hands it on to the job: the user's files, not the daemon's.
-UMASK: Final = 0o022
+UMASK = 0o022
 
 
 @dataclass(frozen=True, slots=True)

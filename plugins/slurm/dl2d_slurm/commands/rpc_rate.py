@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -20,33 +20,33 @@ from dl2d.core.resource_manager import CallStatistics, StartAllowance
 log = structlog.get_logger(__name__)
 
 #: A call of pyslurm, in the statistics.
-PYSLURM_SUBMIT: Final = "pyslurm submit"
+PYSLURM_SUBMIT = "pyslurm submit"
 #: Maximum number of RPCs that a command sends, as `sdiag` shows it; scancel sends one more for each job.
-_RPCS: Final = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2} | dict.fromkeys(
+_RPCS = {"squeue": 3, "sinfo": 2, "scontrol": 2, "sbatch": 1, "scancel": 2} | dict.fromkeys(
     ("slurmrestd job/submit", "slurmrestd jobs", "slurmrestd ping", PYSLURM_SUBMIT), 1
 )
-_SUBMISSIONS: Final = frozenset({"sbatch", "slurmrestd job/submit", PYSLURM_SUBMIT})
-_CANCELLATIONS: Final = frozenset({"scancel", "slurmrestd jobs"})
+_SUBMISSIONS = frozenset({"sbatch", "slurmrestd job/submit", PYSLURM_SUBMIT})
+_CANCELLATIONS = frozenset({"scancel", "slurmrestd jobs"})
 #: RPCs of a listing, and the maximum: with excluded nodes, reservations, limits and slurm.conf.
-_LISTING_RPCS: Final = _RPCS["squeue"] + _RPCS["sinfo"]
-_MAX_LISTING_RPCS: Final = _LISTING_RPCS + _RPCS["squeue"] + 5 * _RPCS["scontrol"]
+_LISTING_RPCS = _RPCS["squeue"] + _RPCS["sinfo"]
+_MAX_LISTING_RPCS = _LISTING_RPCS + _RPCS["squeue"] + 5 * _RPCS["scontrol"]
 #: Maximum number of RPCs of a registration: for the job and the nodes that it excludes, its script, the partitions and
 #: the configuration.
-_MAX_REGISTRATION_RPCS: Final = 2 * _RPCS["squeue"] + 3 * _RPCS["scontrol"]
+_MAX_REGISTRATION_RPCS = 2 * _RPCS["squeue"] + 3 * _RPCS["scontrol"]
 #: Parts of the maximum: starts and registrations are sent while fewer RPCs than this were sent in the last minute, or
 #: while they alone had less than their own part.
 _SHARED_SHARE, _RESERVED_SHARE = 1 / 2, 1 / 6
 #: Registrations of a user wait when these alone had this part, which is less than ``_RESERVED_SHARE``: some of that is
 #: left to other users.
-_USER_SHARE: Final = 1 / 8
+_USER_SHARE = 1 / 8
 #: While no other user's jobs have tried to register in the last minute, they only wait when this part was sent in all:
 #: another one's then still find room in ``_SHARED_SHARE``.
-_LONE_USER_SHARE: Final = _SHARED_SHARE - _USER_SHARE
+_LONE_USER_SHARE = _SHARED_SHARE - _USER_SHARE
 #: Listings may use this part, whatever else was sent up to the maximum.
-_LISTING_SHARE: Final = 1 / 3
-_SPAN_SECONDS: Final = 60.0
+_LISTING_SHARE = 1 / 3
+_SPAN_SECONDS = 60.0
 #: What Slurm's commands say when slurmctld has too much to do, or limits the caller's rate.
-_OVERLOADED: Final = re.compile(
+_OVERLOADED = re.compile(
     r"rate limit|temporarily unable|temporarily unavailable|temporarily disabled|job queue full|maxjobcount"
     r"|socket timed out",
     re.IGNORECASE,
@@ -54,11 +54,11 @@ _OVERLOADED: Final = re.compile(
 #: Seconds of the first pause after an overload, doubled with each further one, and the longest.
 _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 5.0, 60.0
 #: An overload so long after a pause is the first one again.
-_CALM_SECONDS: Final = 60.0
+_CALM_SECONDS = 60.0
 
 
 #: Pause reason when Slurm itself reports overload.
-OVERLOADED: Final = "Slurm is overloaded or limits the rate of RPCs"
+OVERLOADED = "Slurm is overloaded or limits the rate of RPCs"
 
 
 @dataclass(slots=True, eq=False)

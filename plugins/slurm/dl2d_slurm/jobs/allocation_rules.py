@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
@@ -26,16 +26,16 @@ from dl2d_slurm.jobs.preemption import Preemption
 log = structlog.get_logger(__name__)
 
 #: How often slurm.conf is asked for, and how long after Slurm did not answer.
-_SECONDS: Final = 600.0
-_RETRY_SECONDS: Final = 60.0
+_SECONDS = 600.0
+_RETRY_SECONDS = 60.0
 #: Partitions of select/linear in which jobs do not share nodes.
-_NOT_SHARED: Final = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|EXCLUSIVE)\b", re.MULTILINE)
+_NOT_SHARED = re.compile(r"^PartitionName=(\S+) .*\bOverSubscribe=(?:NO|EXCLUSIVE)\b", re.MULTILINE)
 #: The first release of which it is known that it gives all CPUs that memory needs (``GivenToTask``).
-_ALL_CPUS_FOR_MEMORY: Final = (24, 11)
+_ALL_CPUS_FOR_MEMORY = (24, 11)
 #: Maximum amount: ``Resources`` knows none larger.
-MOST: Final = 1e12
-_VERSION: Final = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
-_SETTING: Final = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
+MOST = 1e12
+_VERSION = re.compile(r"([0-9]{2})\.([0-9]{2})\b")
+_SETTING = re.compile(r"^(\w+) *= *(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import count, node_count, parse_gres
 from dl2d_slurm.jobs.allocation_rules import MOST, AllocationRules, CpuUnit
 
 #: Fields of squeue that are read here.
-CPU_FIELDS: Final = ("NumTasks", "cpus-per-task", "mincpus", "threads", "NTPerCore", "cpus-per-tres", "MinMemory")
-_CPUS: Final = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)")
+CPU_FIELDS = ("NumTasks", "cpus-per-task", "mincpus", "threads", "NTPerCore", "cpus-per-tres", "MinMemory")
+_CPUS = re.compile(r"(?:^|,)cpu=([0-9]{1,9})(?:,|$)")
 
 
 class RequestedCpus(NamedTuple):

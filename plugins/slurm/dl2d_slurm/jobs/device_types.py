@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
 
 import structlog
 from msgspec.structs import replace
@@ -25,9 +24,9 @@ from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import WaitingJob
 log = structlog.get_logger(__name__)
 
 #: The answer has a page for each job of the cluster.
-_ASK_SECONDS: Final = 60.0
-_JOB: Final = re.compile(r"^JobId=([0-9]+) ", re.MULTILINE)
-_HELD: Final = re.compile(r"\bJOB_GRES=(\S+)")
+_ASK_SECONDS = 60.0
+_JOB = re.compile(r"^JobId=([0-9]+) ", re.MULTILINE)
+_HELD = re.compile(r"\bJOB_GRES=(\S+)")
 
 
 class DeviceTypes:

@@ -6,7 +6,6 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Final
 
 import structlog
 
@@ -21,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 #: Fields of sacct, each with its name in records: that of the same field of squeue, except ``requested``, which squeue
 #: lacks. The last three may hold any text.
-_FIELDS: Final = (
+_FIELDS = (
     *(("JobIDRaw", "JobID"), ("JobID", "JobArrayID"), ("State", "State"), ("Submit", "SubmitTime")),
     *(("Start", "StartTime"), ("End", "EndTime"), ("ExitCode", "exit_code"), ("User", "UserName"), ("UID", "UserID")),
     *(("GID", "GroupID"), ("Account", "Account"), ("Partition", "Partition"), ("QOS", "QOS")),
@@ -30,13 +29,13 @@ _FIELDS: Final = (
     *(("Reason", "Reason"), ("Comment", "Comment"), ("JobName", "Name")),
 )
 #: Name of a task job of dl2d. sacct shows comments, and so the tags in them, only at sites that store these.
-_TASK_NAME: Final = re.compile(r"dl2-.+-(worker|ps)-[0-9]+")
+_TASK_NAME = re.compile(r"dl2-.+-(worker|ps)-[0-9]+")
 #: States of the jobs that are asked for: without any, sacct leaves out those that were held while they ran, which have
 #: no eligible time. The earlier run of a requeued job (RQ) tells nothing of an end.
-_STATES: Final = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RV,S,TO"
-_NO_ACCOUNTING: Final = re.compile(r"storage is disabled|sacct is not installed")
+_STATES = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RV,S,TO"
+_NO_ACCOUNTING = re.compile(r"storage is disabled|sacct is not installed")
 #: The clocks of slurmctld and the daemon may differ by this much.
-_CLOCK_SECONDS: Final = 10.0
+_CLOCK_SECONDS = 10.0
 #: Longest and shortest time that one query covers, and the longest time that is made up for.
 _MAX_WINDOW, _MIN_WINDOW, _MAX_BEHIND = 86_400.0, 900.0, 30 * 86_400.0
 #: After a query that was in vain, how long until the next one, and until that time is given up.

@@ -9,22 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Final
 
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_slurm.commands.command_output_values import count
 
-_GPU: Final = "gpu"
+_GPU = "gpu"
 #: Names of shares.
-_SHARES: Final = ("shard", "mps")
+_SHARES = ("shard", "mps")
 #: Shares in use in ``GresUsed`` of sinfo, without ``(null)``: their type, and how many of which GPUs. Up to 22.05 the
 #: number is that of the GPUs, ``shard:2(IDX:0-1)``; later ones show the shares of each GPU, ``shard:3(1/4,2/4)``.
-_USED: Final = re.compile(
-    rf"(?:^|,)(?:{'|'.join(_SHARES)})(?::([^:,()]+))?:([0-9.]+[KMGT]?)\(([^()]*)\)", re.IGNORECASE
-)
+_USED = re.compile(rf"(?:^|,)(?:{'|'.join(_SHARES)})(?::([^:,()]+))?:([0-9.]+[KMGT]?)\(([^()]*)\)", re.IGNORECASE)
 #: More than any job can have: users may write any number.
-_MAX_GPUS: Final = 1e6
-_OF_A_GPU: Final = re.compile(r"([0-9]{1,9})/[0-9]+")
+_MAX_GPUS = 1e6
+_OF_A_GPU = re.compile(r"([0-9]{1,9})/[0-9]+")
 
 
 @lru_cache(16_384)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Final
 
 from dl2d_slurm.commands.command_output_values import value_or_empty
 
@@ -47,7 +45,7 @@ class WaitingReason:
 
 
 #: Names of limits: of associations, of qualities of service, and last of a job alone (``_OF_JOB_ALONE``).
-_LIMITS: Final = """
+_LIMITS = """
 AssocGrpBB AssocGrpBBMinutes AssocGrpBBRunMinutes AssocGrpBilling AssocGrpBillingMinutes AssocGrpBillingRunMinutes
 AssocGrpCPUMinutesLimit AssocGrpCPURunMinutesLimit AssocGrpCpuLimit AssocGrpEnergy AssocGrpEnergyMinutes
 AssocGrpEnergyRunMinutes AssocGrpGRES AssocGrpGRESMinutes AssocGrpGRESRunMinutes AssocGrpJobsLimit AssocGrpLicense
@@ -86,15 +84,15 @@ MaxGRESRunMinsPerUser MaxLicenseRunMinsPerUser MaxMemoryRunMinsPerUser MaxNodeRu
 AccountNotAllowed AccountingPolicy MaxMemPerLimit QOSNotAllowed
 """.split()  # noqa: SIM905
 #: Names of limits that each job meets or not, whatever others have, beside those with one of these parts in them.
-_OF_JOB_ALONE: Final = frozenset({"AccountNotAllowed", "AccountingPolicy", "MaxMemPerLimit", "QOSNotAllowed"})
-_JOB_ALONE_PARTS: Final = ("PerJob", "PerNode", "TimeLimit")
+_OF_JOB_ALONE = frozenset({"AccountNotAllowed", "AccountingPolicy", "MaxMemPerLimit", "QOSNotAllowed"})
+_JOB_ALONE_PARTS = ("PerJob", "PerNode", "TimeLimit")
 #: The limited resource, by part of a limit's name.
-_LIMITED: Final = {"GRES": "gres", "CPU": "cpu", "MEM": "memory"}
+_LIMITED = {"GRES": "gres", "CPU": "cpu", "MEM": "memory"}
 
 
 #: Limits of resources or jobs of several running jobs together that slurmctld tells with their use
 #: (``association_limits``).
-_OF_RUNNING_JOBS: Final = frozenset(
+_OF_RUNNING_JOBS = frozenset(
     {
         *("AssocGrpCpuLimit", "AssocGrpGRES", "AssocGrpJobsLimit", "AssocGrpMemLimit", "AssocMaxJobsLimit"),
         *("QOSGrpCpuLimit", "QOSGrpGRES", "QOSGrpJobsLimit", "QOSGrpMemLimit"),
@@ -126,7 +124,7 @@ def _site_limit(name: str) -> SiteLimit:
 #: Names of bounds that each job meets or not as it was submitted, on whatever node and however long it waits: those on
 #: GPUs and other generic resources. How many CPUs and how much memory a job is given depends on the node, and these are
 #: what Slurm holds against the bounds on CPUs and memory.
-_BOUND: Final = re.compile(r"(QOSMinGRES)|(?:Assoc|QOS)MaxGRESPer(?:Job|Node)(?:Limit)?")
+_BOUND = re.compile(r"(QOSMinGRES)|(?:Assoc|QOS)MaxGRESPer(?:Job|Node)(?:Limit)?")
 
 
 class Bound(Enum):
@@ -136,61 +134,57 @@ class Bound(Enum):
     MOST = "most"
 
 
-_NODE: Final = WaitingReason(WaitsFor.NODE)
-_OTHER: Final = WaitingReason(WaitsFor.OTHER)
+_NODE = WaitingReason(WaitsFor.NODE)
+_OTHER = WaitingReason(WaitsFor.OTHER)
 
 #: squeue(1), JOB REASON CODES, and the other names that Slurm's library has for reasons.
-WAITING_REASONS: Final[Mapping[str, WaitingReason]] = MappingProxyType(
-    {
-        **dict.fromkeys(("Resources", "Priority"), WaitingReason(WaitsFor.ROOM)),
-        **dict.fromkeys(("ReqNodeNotAvail", "NodeDown", "FrontEndDown", "BadConstraints", "Constraints"), _NODE),
-        **dict.fromkeys(("Reservation", "ReservationDeleted", "ReservationInvalid"), _NODE),
-        **dict.fromkeys(("PartitionConfig", "PartitionDown", "PartitionInactive"), _NODE),
-        **dict.fromkeys(("PartitionNodeLimit", "PartitionTimeLimit"), _NODE),
-        **{name: WaitingReason(WaitsFor.LIMIT, _site_limit(name)) for name in _LIMITS},
-        # Slurm has not looked at the job yet, or tries again soon by itself.
-        **dict.fromkeys(("None", "WaitingForScheduling", "Prolog", "Cleaning", "SchedDefer", "FedJobLock"), _OTHER),
-        **dict.fromkeys(("JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue"), _OTHER),
-        **dict.fromkeys(("BeginTime", "DeadLine", "Dependency", "DependencyNeverSatisfied"), _OTHER),
-        **dict.fromkeys(("JobArrayTaskLimit", "Licenses", "InvalidAccount", "InvalidQOS"), _OTHER),
-        **dict.fromkeys(("BurstBufferOperation", "BurstBufferResources", "BurstBufferStageIn"), _OTHER),
-        **dict.fromkeys(("MpiPortsBusy", "NvidiaImexChannels", "BlockFreeAction", "BlockMaxError"), _OTHER),
-        # Nothing of dl2d is put on nodes without power.
-        **dict.fromkeys(("MaxPoweredUpNodes", "PowerNotAvail", "PowerReserved"), _OTHER),
-        # How its last run ended, of a job that has been put back into the queue.
-        **dict.fromkeys(("InactiveLimit", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory"), _OTHER),
-        **dict.fromkeys(("RaisedSignal", "SystemFailure", "TimeLimit"), _OTHER),
-    }
-)
+WAITING_REASONS: Mapping[str, WaitingReason] = {
+    **dict.fromkeys(("Resources", "Priority"), WaitingReason(WaitsFor.ROOM)),
+    **dict.fromkeys(("ReqNodeNotAvail", "NodeDown", "FrontEndDown", "BadConstraints", "Constraints"), _NODE),
+    **dict.fromkeys(("Reservation", "ReservationDeleted", "ReservationInvalid"), _NODE),
+    **dict.fromkeys(("PartitionConfig", "PartitionDown", "PartitionInactive"), _NODE),
+    **dict.fromkeys(("PartitionNodeLimit", "PartitionTimeLimit"), _NODE),
+    **{name: WaitingReason(WaitsFor.LIMIT, _site_limit(name)) for name in _LIMITS},
+    # Slurm has not looked at the job yet, or tries again soon by itself.
+    **dict.fromkeys(("None", "WaitingForScheduling", "Prolog", "Cleaning", "SchedDefer", "FedJobLock"), _OTHER),
+    **dict.fromkeys(("JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue"), _OTHER),
+    **dict.fromkeys(("BeginTime", "DeadLine", "Dependency", "DependencyNeverSatisfied"), _OTHER),
+    **dict.fromkeys(("JobArrayTaskLimit", "Licenses", "InvalidAccount", "InvalidQOS"), _OTHER),
+    **dict.fromkeys(("BurstBufferOperation", "BurstBufferResources", "BurstBufferStageIn"), _OTHER),
+    **dict.fromkeys(("MpiPortsBusy", "NvidiaImexChannels", "BlockFreeAction", "BlockMaxError"), _OTHER),
+    # Nothing of dl2d is put on nodes without power.
+    **dict.fromkeys(("MaxPoweredUpNodes", "PowerNotAvail", "PowerReserved"), _OTHER),
+    # How its last run ended, of a job that has been put back into the queue.
+    **dict.fromkeys(("InactiveLimit", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory"), _OTHER),
+    **dict.fromkeys(("RaisedSignal", "SystemFailure", "TimeLimit"), _OTHER),
+}
 
 #: Beginnings of sentences that Slurm shows in a reason's place.
-_SENTENCES: Final[Mapping[str, WaitingReason]] = MappingProxyType(
-    {
-        "Nodes required for job are": _NODE,
-        "Required Node not available": _NODE,
-        "Reservation ": _NODE,  # gpus was deleted
-        "Job's QOS ": WAITING_REASONS["QOSNotAllowed"],
-        "Job's account ": WAITING_REASONS["AccountNotAllowed"],
-        "launch fail": _OTHER,  # launch failed requeued held
-        "user env retrieval failed": _OTHER,
-        "job requeued in ": _OTHER,  # held state, special exit state
-        "Prolog": _OTHER,
-        "burst_buffer": _OTHER,  # its plug-in says what
-        "Burst buffer ": _OTHER,
-    }
-)
+_SENTENCES: Mapping[str, WaitingReason] = {
+    "Nodes required for job are": _NODE,
+    "Required Node not available": _NODE,
+    "Reservation ": _NODE,  # gpus was deleted
+    "Job's QOS ": WAITING_REASONS["QOSNotAllowed"],
+    "Job's account ": WAITING_REASONS["AccountNotAllowed"],
+    "launch fail": _OTHER,  # launch failed requeued held
+    "user env retrieval failed": _OTHER,
+    "job requeued in ": _OTHER,  # held state, special exit state
+    "Prolog": _OTHER,
+    "burst_buffer": _OTHER,  # its plug-in says what
+    "Burst buffer ": _OTHER,
+}
 #: A name; ``ReqNodeNotAvail`` says more behind a comma, and ``RaisedSignal`` behind a colon.
-_NAME: Final = re.compile(r"([A-Za-z]+)(?:[,:(].*)?", re.DOTALL)
+_NAME = re.compile(r"([A-Za-z]+)(?:[,:(].*)?", re.DOTALL)
 
 
 #: Beginnings of the other reasons that may be the node's fault: how the last run ended, and what prepares the node.
-_OF_NODE: Final = (
+_OF_NODE = (
     *("Prolog", "Cleaning", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory", "RaisedSignal"),
     *("SystemFailure", "MpiPortsBusy", "NvidiaImexChannels", "BurstBuffer", "burst_buffer", "Burst buffer "),
     *("Block", "Power", "MaxPoweredUpNodes", "InactiveLimit", "TimeLimit", "launch fail", "user env retrieval failed"),
 )
 #: Names of limits, also of those that later releases may add.
-_UNKNOWN_LIMIT: Final = re.compile(r"(?:Assoc|QOS)[A-Z][A-Za-z]*")
+_UNKNOWN_LIMIT = re.compile(r"(?:Assoc|QOS)[A-Z][A-Za-z]*")
 
 
 @lru_cache(4096)

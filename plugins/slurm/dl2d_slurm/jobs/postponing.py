@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
 
 from dl2d.core.errors import NotFound
 from dl2d.core.resource_manager import RmIdentity, RmJobState
@@ -13,7 +12,7 @@ from dl2d_slurm.commands.commands import Answer, Commands, failure
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.jobs.squeue_jobs import IDENTITY_FIELDS, identities
 
-_FIELDS: Final = (*IDENTITY_FIELDS, "State")
+_FIELDS = (*IDENTITY_FIELDS, "State")
 
 
 def postpone(commands: Commands, anchor: RmIdentity, seconds: float) -> None:

@@ -5,104 +5,96 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.resource_manager import RmJobState
 
 #: squeue(1), JOB STATE CODES and JOB STATE FLAGS, extended form.
-JOB_STATES: Mapping[str, RmJobState] = MappingProxyType(
-    {
-        "BOOT_FAIL": RmJobState.LOST,  # its node could not be started
-        "CANCELLED": RmJobState.CANCELLED,
-        "COMPLETED": RmJobState.DONE,
-        "COMPLETING": RmJobState.ENDING,
-        "CONFIGURING": RmJobState.RUNNING,  # holds its room; the node is being readied
-        "DEADLINE": RmJobState.TIME_LIMIT,
-        "EXPEDITING": RmJobState.PENDING,
-        "FAILED": RmJobState.FAILED,
-        "LAUNCH_FAILED": RmJobState.LOST,  # the node's fault, not the task's
-        "NODE_FAIL": RmJobState.LOST,
-        "OUT_OF_MEMORY": RmJobState.OUT_OF_MEMORY,
-        "PENDING": RmJobState.PENDING,
-        "POWER_UP_NODE": RmJobState.RUNNING,
-        "PREEMPTED": RmJobState.PREEMPTED,
-        "RECONFIG_FAIL": RmJobState.LOST,
-        "REQUEUED": RmJobState.PENDING,
-        "REQUEUE_FED": RmJobState.PENDING,
-        "REQUEUE_HOLD": RmJobState.PENDING,
-        "RESIZING": RmJobState.RUNNING,
-        "RESV_DEL_HOLD": RmJobState.PENDING,
-        "REVOKED": RmJobState.CANCELLED,
-        "RUNNING": RmJobState.RUNNING,
-        "SIGNALING": RmJobState.RUNNING,
-        "SPECIAL_EXIT": RmJobState.PENDING,  # requeued and held
-        "STAGE_OUT": RmJobState.ENDING,
-        "STOPPED": RmJobState.RUNNING,  # keeps its CPUs
-        "SUSPENDED": RmJobState.RUNNING,  # keeps its memory and goes on later
-        "TIMEOUT": RmJobState.TIME_LIMIT,
-        "UPDATE_DB": RmJobState.ENDING,
-    }
-)
+JOB_STATES: Mapping[str, RmJobState] = {
+    "BOOT_FAIL": RmJobState.LOST,  # its node could not be started
+    "CANCELLED": RmJobState.CANCELLED,
+    "COMPLETED": RmJobState.DONE,
+    "COMPLETING": RmJobState.ENDING,
+    "CONFIGURING": RmJobState.RUNNING,  # holds its room; the node is being readied
+    "DEADLINE": RmJobState.TIME_LIMIT,
+    "EXPEDITING": RmJobState.PENDING,
+    "FAILED": RmJobState.FAILED,
+    "LAUNCH_FAILED": RmJobState.LOST,  # the node's fault, not the task's
+    "NODE_FAIL": RmJobState.LOST,
+    "OUT_OF_MEMORY": RmJobState.OUT_OF_MEMORY,
+    "PENDING": RmJobState.PENDING,
+    "POWER_UP_NODE": RmJobState.RUNNING,
+    "PREEMPTED": RmJobState.PREEMPTED,
+    "RECONFIG_FAIL": RmJobState.LOST,
+    "REQUEUED": RmJobState.PENDING,
+    "REQUEUE_FED": RmJobState.PENDING,
+    "REQUEUE_HOLD": RmJobState.PENDING,
+    "RESIZING": RmJobState.RUNNING,
+    "RESV_DEL_HOLD": RmJobState.PENDING,
+    "REVOKED": RmJobState.CANCELLED,
+    "RUNNING": RmJobState.RUNNING,
+    "SIGNALING": RmJobState.RUNNING,
+    "SPECIAL_EXIT": RmJobState.PENDING,  # requeued and held
+    "STAGE_OUT": RmJobState.ENDING,
+    "STOPPED": RmJobState.RUNNING,  # keeps its CPUs
+    "SUSPENDED": RmJobState.RUNNING,  # keeps its memory and goes on later
+    "TIMEOUT": RmJobState.TIME_LIMIT,
+    "UPDATE_DB": RmJobState.ENDING,
+}
 
 #: Those of a job that holds its room while its processes stand still, or have not been started yet.
-NOT_EXECUTING_STATES: Final = frozenset({"CONFIGURING", "POWER_UP_NODE", "STOPPED", "SUSPENDED"})
+NOT_EXECUTING_STATES = frozenset({"CONFIGURING", "POWER_UP_NODE", "STOPPED", "SUSPENDED"})
 
 #: sinfo(1), NODE STATE CODES, extended and compact forms. Nothing is put on a node that Slurm's power saving has put
 #: to sleep: waking machines is for an admin to decide.
-NODE_STATES: Mapping[str, NodeState] = MappingProxyType(
-    {
-        **dict.fromkeys(("allocated", "alloc"), NodeState.UP),
-        **dict.fromkeys(("completing", "comp"), NodeState.UP),
-        **dict.fromkeys(("idle",), NodeState.UP),
-        **dict.fromkeys(("mixed", "mix"), NodeState.UP),
-        **dict.fromkeys(("planned", "plnd"), NodeState.UP),
-        **dict.fromkeys(("blocked",), NodeState.DRAINING),  # a neighbour runs a job that wants the whole switch
-        **dict.fromkeys(("drained", "drain"), NodeState.DRAINING),
-        **dict.fromkeys(("draining", "drng"), NodeState.DRAINING),
-        **dict.fromkeys(("fail",), NodeState.DRAINING),
-        **dict.fromkeys(("failing", "failg"), NodeState.DRAINING),
-        **dict.fromkeys(("inval",), NodeState.DRAINING),
-        **dict.fromkeys(("maint",), NodeState.DRAINING),
-        **dict.fromkeys(("perfctrs", "npc"), NodeState.DRAINING),
-        **dict.fromkeys(("power_down", "powr_dn"), NodeState.DRAINING),
-        **dict.fromkeys(("powering_up", "powering_down", "pow_up", "pow_dn"), NodeState.DRAINING),
-        **dict.fromkeys(("power_up",), NodeState.DRAINING),
-        **dict.fromkeys(("reboot_requested", "reboot_req", "boot"), NodeState.DRAINING),
-        **dict.fromkeys(("reserved", "resv"), NodeState.DRAINING),
-        **dict.fromkeys(("unknown", "unk"), NodeState.DRAINING),  # the controller has just started
-        **dict.fromkeys(("down",), NodeState.DOWN),
-        **dict.fromkeys(("error",), NodeState.DOWN),
-        **dict.fromkeys(("future", "futr"), NodeState.DOWN),
-        **dict.fromkeys(("powered_down", "pwrd_dn"), NodeState.DOWN),
-        **dict.fromkeys(("reboot", "reboot_issued"), NodeState.DOWN),
-    }
-)
+NODE_STATES: Mapping[str, NodeState] = {
+    **dict.fromkeys(("allocated", "alloc"), NodeState.UP),
+    **dict.fromkeys(("completing", "comp"), NodeState.UP),
+    **dict.fromkeys(("idle",), NodeState.UP),
+    **dict.fromkeys(("mixed", "mix"), NodeState.UP),
+    **dict.fromkeys(("planned", "plnd"), NodeState.UP),
+    **dict.fromkeys(("blocked",), NodeState.DRAINING),  # a neighbour runs a job that wants the whole switch
+    **dict.fromkeys(("drained", "drain"), NodeState.DRAINING),
+    **dict.fromkeys(("draining", "drng"), NodeState.DRAINING),
+    **dict.fromkeys(("fail",), NodeState.DRAINING),
+    **dict.fromkeys(("failing", "failg"), NodeState.DRAINING),
+    **dict.fromkeys(("inval",), NodeState.DRAINING),
+    **dict.fromkeys(("maint",), NodeState.DRAINING),
+    **dict.fromkeys(("perfctrs", "npc"), NodeState.DRAINING),
+    **dict.fromkeys(("power_down", "powr_dn"), NodeState.DRAINING),
+    **dict.fromkeys(("powering_up", "powering_down", "pow_up", "pow_dn"), NodeState.DRAINING),
+    **dict.fromkeys(("power_up",), NodeState.DRAINING),
+    **dict.fromkeys(("reboot_requested", "reboot_req", "boot"), NodeState.DRAINING),
+    **dict.fromkeys(("reserved", "resv"), NodeState.DRAINING),
+    **dict.fromkeys(("unknown", "unk"), NodeState.DRAINING),  # the controller has just started
+    **dict.fromkeys(("down",), NodeState.DOWN),
+    **dict.fromkeys(("error",), NodeState.DOWN),
+    **dict.fromkeys(("future", "futr"), NodeState.DOWN),
+    **dict.fromkeys(("powered_down", "pwrd_dn"), NodeState.DOWN),
+    **dict.fromkeys(("reboot", "reboot_issued"), NodeState.DOWN),
+}
 
 #: sinfo(1): characters that follow a node's state.
-NODE_MARKS: Mapping[str, tuple[NodeState, str]] = MappingProxyType(
-    {
-        "*": (NodeState.DRAINING, "does not answer"),
-        "~": (NodeState.DOWN, "powered down"),
-        "#": (NodeState.DRAINING, "being powered up"),
-        "!": (NodeState.DRAINING, "to be powered down"),
-        "%": (NodeState.DRAINING, "being powered down"),
-        "$": (NodeState.DRAINING, "in a maintenance reservation"),
-        "@": (NodeState.DRAINING, "to be rebooted"),
-        "^": (NodeState.DOWN, "rebooting"),
-        "-": (NodeState.UP, ""),  # planned for a larger job; Slurm itself decides who comes first
-        "+": (NodeState.UP, ""),  # some of its jobs are completing
-    }
-)
+NODE_MARKS: Mapping[str, tuple[NodeState, str]] = {
+    "*": (NodeState.DRAINING, "does not answer"),
+    "~": (NodeState.DOWN, "powered down"),
+    "#": (NodeState.DRAINING, "being powered up"),
+    "!": (NodeState.DRAINING, "to be powered down"),
+    "%": (NodeState.DRAINING, "being powered down"),
+    "$": (NodeState.DRAINING, "in a maintenance reservation"),
+    "@": (NodeState.DRAINING, "to be rebooted"),
+    "^": (NodeState.DOWN, "rebooting"),
+    "-": (NodeState.UP, ""),  # planned for a larger job; Slurm itself decides who comes first
+    "+": (NodeState.UP, ""),  # some of its jobs are completing
+}
 
 #: sinfo's words for an idle node that a reservation keeps for its own jobs.
-RESERVED: Final = frozenset({"reserved", "resv"})
+RESERVED = frozenset({"reserved", "resv"})
 
 #: sinfo's words for an idle node that power saving has put to sleep, is putting to sleep, or wakes.
-ASLEEP: Final = frozenset({"idle~", "idle#", "idle!", "idle%"})
+ASLEEP = frozenset({"idle~", "idle#", "idle!", "idle%"})
 #: sinfo's words for a node that an administrator has drained; with jobs that run there, and without.
-_DRAINED: Final = re.compile(r"(?:draining|drng|drained|drain)[^*^~]*", re.ASCII)
+_DRAINED = re.compile(r"(?:draining|drng|drained|drain)[^*^~]*", re.ASCII)
 
 _WORSE = {NodeState.UP: 0, NodeState.DRAINING: 1, NodeState.DOWN: 2}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
@@ -11,7 +10,7 @@ from dl2d_slurm.commands.command_output_values import hosts, limit_seconds, owne
 from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
 
 #: What is asked of squeue beside the rest where there are rules.
-WATCH_FIELDS: Final = (
+WATCH_FIELDS = (
     *("StartTime", "TimeLimit", "NumNodes", "NumTasks", "tres-per-task", "tres-per-job"),
     *("Partition", "UserID", "GroupID", "Account", "QOS"),
 )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -33,26 +32,26 @@ from dl2d_slurm.submission.partitions import Partition
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 #: Fields of squeue from which claims are made, beside ``ANCHOR_FIELDS``.
-WAITING_FIELDS: Final = (
+WAITING_FIELDS = (
     *("PriorityLong", "StartTime", "TimeLimit", "SchedNodes", "ReqNodes", "NumNodes", *CPU_FIELDS),
     *("tres-per-task", "tres-per-job", *EXCLUSIVE_FIELDS),
 )
 #: Maximum number of claims in a listing, and of those of one user; those of the highest priority are kept.
-_MAX_WAITING: Final = 2048
-_MAX_OF_USER: Final = 512
+_MAX_WAITING = 2048
+_MAX_OF_USER = 512
 #: Maximum number of claims of the tasks of one job array.
-_MAX_OF_ARRAY: Final = 64
+_MAX_OF_ARRAY = 64
 #: The id of the tasks of a job array that wait, as squeue shows them together, and one range of them.
-_ARRAY: Final = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
-_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
-_MAX_NODES: Final = 100_000
-_MAX_PRIORITY: Final = 2**62
+_ARRAY = re.compile(r"[0-9]+_\[([0-9,:.-]+)(?:%([0-9]{1,9}))?\]")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MAX_NODES = 100_000
+_MAX_PRIORITY = 2**62
 #: Slurm's reason of a job that waits because jobs of higher priority wait for the same nodes.
-_BEHIND_OTHERS: Final = "Priority"
+_BEHIND_OTHERS = "Priority"
 
 
 #: The rule of partitions that no rule names.
-DEFAULT_RULE: Final = SharingRule()
+DEFAULT_RULE = SharingRule()
 
 
 def sharing_rule(partition: str, rules: Sequence[SharingRule]) -> SharingRule:
@@ -183,7 +182,7 @@ def highest_priority(waiting: Iterable[WaitingJob]) -> list[WaitingJob]:
 
 
 #: Says which nodes a job may use, by its options, time limit and user; None for all.
-EligibleNodesOf: TypeAlias = Callable[[AnchorOptions, float | None, str], EligibleNodes | None]
+EligibleNodesOf = Callable[[AnchorOptions, float | None, str], EligibleNodes | None]
 
 
 def with_given(

@@ -17,7 +17,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
 
 import structlog
 
@@ -37,15 +36,15 @@ from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 log = structlog.get_logger(__name__)
 
 #: Prints one record on each line, with limits and use: ``GrpTRES=cpu=6(4),mem=N(400)``.
-ASK_LIMITS: Final = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
+ASK_LIMITS = ("scontrol", "--oneliner", "show", "assoc_mgr", "flags=assoc,qos")
 #: At sites with thousands of users the answer has megabytes.
-_ASK_SECONDS: Final = 60.0
+_ASK_SECONDS = 60.0
 #: After each failure in a row the time to the next question is doubled, up to this.
-_MAX_ASK_SECONDS: Final = 3600.0
+_MAX_ASK_SECONDS = 3600.0
 #: After so many the daemon's health says how old the limits are.
-_MIN_FAILURES_REPORTED: Final = 2
+_MIN_FAILURES_REPORTED = 2
 #: How long a listing waits for the answer.
-_ANSWER_SECONDS: Final = 10.0
+_ANSWER_SECONDS = 10.0
 
 #: User and his id in the record of an association, both empty in that of an account.
 _USER = re.compile(r"^ClusterName=.*? UserName=([^\s(]*)(?:\((\d+)\))?(?=\s)")
@@ -57,22 +56,22 @@ _FIELD = re.compile(
 _EACH = re.compile(r"(\S+)=\{([^}]*)\}")
 _OF_EACH = re.compile(r"(?:^|\s)(MaxJobs|MaxSubmitJobs|MaxTRES)P([AU])=(\S*)")
 #: What of accounts and QOS Slurm enforces, in its configuration.
-_ENFORCED: Final = re.compile(r"^AccountingStorageEnforce\s*=\s*(\S+)", re.MULTILINE)
+_ENFORCED = re.compile(r"^AccountingStorageEnforce\s*=\s*(\S+)", re.MULTILINE)
 #: What is limited, by part of the reason of jobs that wait; in others it is a generic resource.
-_RESOURCES_IN_REASONS: Final = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
+_RESOURCES_IN_REASONS = {"Cpu": "cpu", "Mem": "memory", "Jobs": "jobs"}
 #: Limits of associations in place of which those of a QOS apply, beside those of the same name.
-_REPLACED: Final = {f"{kind}Per{each}": kind for kind in ("MaxJobs", "MaxSubmitJobs") for each in ("User", "Account")}
+_REPLACED = {f"{kind}Per{each}": kind for kind in ("MaxJobs", "MaxSubmitJobs") for each in ("User", "Account")}
 #: What limits count beside resources: jobs that run, and all that have not ended.
-_RUNNING: Final = "jobs"
-_SUBMITTED: Final = "submitted"
+_RUNNING = "jobs"
+_SUBMITTED = "submitted"
 #: The maximum time limit of each job, in minutes.
-_MAX_WALL: Final = "MaxWall"
-_MINUTES: Final = "minutes"
+_MAX_WALL = "MaxWall"
+_MINUTES = "minutes"
 #: Part of a limit on submitted jobs that is left to jobs that users submit: a tenth, at most ten jobs.
-_KEPT_FREE: Final = 0.1
-_MAX_KEPT_FREE: Final = 10
+_KEPT_FREE = 0.1
+_MAX_KEPT_FREE = 10
 #: The user of jobs, and the options that say with it which limits hold for them.
-_Scope: TypeAlias = tuple[str, AnchorOptions]
+_Scope = tuple[str, AnchorOptions]
 #: The places of limits in Slurm's order.
 _OF_FIRST_QOS, _OF_SECOND_QOS, _OF_ASSOCIATION = range(3)
 #: A limit, and how much of it is in use.

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
 
 import structlog
 
@@ -25,15 +24,15 @@ log = structlog.get_logger(__name__)
 
 #: ``scontrol show assoc_mgr`` does not print flags and factors; slurmdbd has them. Each line is
 #: ``name|flag,flag|factor``.
-_SHOW_QOS: Final = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,flags,limitfactor")
+_SHOW_QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,flags,limitfactor")
 #: Seconds between two questions to slurmdbd, doubled with each failure in a row after the first, up to the maximum.
-_ASK_SECONDS: Final = 600.0
-_MAX_ASK_SECONDS: Final = 3600.0
+_ASK_SECONDS = 600.0
+_MAX_ASK_SECONDS = 3600.0
 #: How long a listing waits for an answer.
-_ANSWER_SECONDS: Final = 10.0
+_ANSWER_SECONDS = 10.0
 #: A partition, and its QOS.
-_PARTITION: Final = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
-_NUMBER: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_PARTITION = re.compile(r"^PartitionName=(\S+) .*? QoS=(\S+)", re.MULTILINE)
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, lru_cache, reduce
 from operator import and_
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
 from dl2d_slurm.commands.command_output_values import has_unread_list, hosts
@@ -16,12 +16,12 @@ from dl2d_slurm.nodes.reservations import Reservation
 from dl2d_slurm.submission.partitions import Partition, largest_limit
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
-_TOKEN: Final = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
+_TOKEN = re.compile(r"\s*([&|,()\[\]]|[^&|,()\[\]\s]+)")
 _MAX_REASONS = 5
 _MAX_SHOWN = 200
 #: Maximum length of an expression that is read, and the maximum number of its features, operators and parentheses.
-_MAX_LENGTH: Final = 4096
-_MAX_TOKENS: Final = 128
+_MAX_LENGTH = 4096
+_MAX_TOKENS = 128
 #: Alternatives, each of terms that a node has to meet together: features, or alternatives in parentheses.
 _Alternatives: TypeAlias = "tuple[tuple[str | _Alternatives, ...], ...]"
 

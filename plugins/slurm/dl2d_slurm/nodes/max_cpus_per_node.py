@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,7 +20,7 @@ from dl2d_slurm.jobs.allocation_rules import AllocationRules
 from dl2d_slurm.jobs.squeue_jobs import HeldInPartition
 from dl2d_slurm.submission.partitions import Partition
 
-_NOT_IN_NAME: Final = re.compile(r"[^a-z0-9_.-]")
+_NOT_IN_NAME = re.compile(r"[^a-z0-9_.-]")
 
 
 class MaxCpusPerNode:

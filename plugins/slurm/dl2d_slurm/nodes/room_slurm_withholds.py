@@ -7,7 +7,6 @@ idle; only ``scontrol show node``, which would be asked for all nodes, tells of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -16,10 +15,10 @@ from dl2d.core.resource_manager import RmJob
 from dl2d.core.resources import Resources
 
 #: How long a task may wait beside free room; Slurm looks at jobs that wait at least once a minute by default.
-_MAX_SECONDS: Final = 120.0
+_MAX_SECONDS = 120.0
 #: How much of the time between two listings counts: while slurmctld lists nothing, it may start nothing either.
-_MAX_STEP_SECONDS: Final = 60.0
-_REASON: Final = "Resources (Slurm does not give it the room that sinfo shows)"
+_MAX_STEP_SECONDS = 60.0
+_REASON = "Resources (Slurm does not give it the room that sinfo shows)"
 
 
 class WithheldRoom:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands.command_output_values import hosts
 from dl2d_slurm.commands.commands import UMASK, VARIABLE_NAME
 from dl2d_slurm.submission.sbatch_options import time_limit_minutes
 
-_NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
-_MEBIBYTES: Final = re.compile(r"([0-9]{1,15})M")
-_NODE_LIST: Final = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_NUMBER = re.compile(r"-?[0-9]{1,20}")
+_MEBIBYTES = re.compile(r"([0-9]{1,15})M")
+_NODE_LIST = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 #: Maximum of a 32-bit number in Slurm; larger ones stand for "none" and "infinite".
-_MAX_NUMBER: Final = 0xFFFFFFF0
+_MAX_NUMBER = 0xFFFFFFF0
 #: Maximum of ``--nice``, both ways.
-_MAX_NICE: Final = 2**31 - 3
+_MAX_NICE = 2**31 - 3
 
 
 def _text(value: str) -> str:
@@ -85,7 +84,7 @@ def _no_requeue(value: str) -> bool:
 
 #: By option of sbatch: the field of the job, and the function that converts the option's value. Options without a field
 #: concern sbatch alone.
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
+_FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "--account": ("account", _text),
     "--chdir": ("current_working_directory", _text),
     "--comment": ("comment", _text),

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 import structlog
 
@@ -15,12 +14,12 @@ from dl2d_slurm.commands.commands import Commands, failure
 
 log = structlog.get_logger(__name__)
 
-_SECONDS: Final = 3600
+_SECONDS = 3600
 #: A token is not used any more so long before its end: a call with it takes time, and clocks differ.
-_MARGIN_SECONDS: Final = 120.0
+_MARGIN_SECONDS = 120.0
 #: Shortest time between two requests for a token: after a failure of scontrol, and after a token that is then refused.
-_PAUSE_SECONDS: Final = 10.0
-_PRINTED: Final = re.compile(r"^SLURM_JWT=([!-~]+)$", re.MULTILINE)
+_PAUSE_SECONDS = 10.0
+_PRINTED = re.compile(r"^SLURM_JWT=([!-~]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 #: How long a task may wait for the backfill scheduler, which runs every 30 seconds unless it has much to do.
-_START_SECONDS: Final = 60.0
+_START_SECONDS = 60.0
 #: A larger ``bf_resolution`` counts as 300 s; otherwise tasks would end too early. Together with ``_START_SECONDS`` and
 #: the rounding to minutes it is ``dl2d.tick.observe.SAME_END_SECONDS``, within which a task ends with its anchor.
-_MAX_BACKFILL_SECONDS: Final = 300
+_MAX_BACKFILL_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import structlog
@@ -27,16 +26,16 @@ from dl2d_slurm.submission.sbatch_backend import CommandControl
 
 log = structlog.get_logger(__name__)
 
-_PROGRAM: Final = Path(__file__).with_name("pyslurm_process.py")
-_MAX_ANSWER_BYTES: Final = 1 << 16
+_PROGRAM = Path(__file__).with_name("pyslurm_process.py")
+_MAX_ANSWER_BYTES = 1 << 16
 #: Of what the process writes on standard error.
-_MAX_SAID_BYTES: Final = 2000
+_MAX_SAID_BYTES = 2000
 #: How long a process that has closed its socket is given to end.
-_END_SECONDS: Final = 1.0
+_END_SECONDS = 1.0
 #: No process is started so soon after one that gave no answer.
-_PAUSE_SECONDS: Final = 10.0
+_PAUSE_SECONDS = 10.0
 #: Maximum number of processes, started as they are needed. A call keeps its process busy.
-_MAX_PROCESSES: Final = 4
+_MAX_PROCESSES = 4
 
 
 class _Reply(msgspec.Struct):

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
 import msgspec
 
@@ -22,11 +21,11 @@ from dl2d_slurm.commands.command_output_values import (
 )
 
 #: Fields of squeue with these options, beside ``EndTime``.
-ANCHOR_FIELDS: Final = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
+ANCHOR_FIELDS = ("Partition", "Nice", "Reservation", "Account", "QOS", "Feature", "WCKey")
 #: Fields of squeue with refused options, which are asked for when a job registers.
-REFUSED_FIELDS: Final = ("Container", "MCSLabel", *EXCLUSIVE_FIELDS)
+REFUSED_FIELDS = ("Container", "MCSLabel", *EXCLUSIVE_FIELDS)
 #: Options with which a job cannot register, since its tasks would run without them, and why.
-_REFUSED: Final = {
+_REFUSED = {
     "exclusive": "tasks of elastic jobs share their nodes",
     "container": "tasks would run outside of it; start the container in the command of dl2-run",
     "mcs-label": "it is not passed on to tasks",
@@ -34,16 +33,16 @@ _REFUSED: Final = {
     "hetjob": "an elastic job has one batch job for its coordinator",
 }
 #: Field of squeue in which ``job_submit.lua`` keeps dl2d's own options; users cannot change it.
-OWN_OPTIONS_FIELD: Final = "admin_comment"
+OWN_OPTIONS_FIELD = "admin_comment"
 #: Maximum length of the lines with these options.
-_MAX_OWN_OPTIONS: Final = 4096
+_MAX_OWN_OPTIONS = 4096
 #: Maximum length of a script's ``#SBATCH`` lines together. The time to split one grows with the square of its length.
-_MAX_DIRECTIVES: Final = 32_768
+_MAX_DIRECTIVES = 32_768
 #: Maximum number of lines of a script before its first command: each takes a microsecond or two.
-_MAX_LINES: Final = 4096
-_NO_TIME_LIMIT: Final = frozenset({"UNLIMITED", "INFINITE", "-1"})
-_DIRECTIVE: Final = re.compile(r"#SBATCH\s*(.*)")
-_SHORT: Final = {
+_MAX_LINES = 4096
+_NO_TIME_LIMIT = frozenset({"UNLIMITED", "INFINITE", "-1"})
+_DIRECTIVE = re.compile(r"#SBATCH\s*(.*)")
+_SHORT = {
     "-A": "--account", "-a": "--array", "-B": "--extra-node-info", "-b": "--begin", "-C": "--constraint",
     "-c": "--cpus-per-task", "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus",
     "-H": "--hold", "-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses", "-M": "--clusters",
@@ -52,9 +51,9 @@ _SHORT: Final = {
     "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 #: Options without a value among these.
-_FLAGS: Final = frozenset({"--hold", "--no-kill", "--overcommit", "--oversubscribe"})
+_FLAGS = frozenset({"--hold", "--no-kill", "--overcommit", "--oversubscribe"})
 #: Options whose value may be the next word, even if that begins with ``-``. Of others, such a word is an option.
-_WITH_VALUE: Final = (frozenset(_SHORT.values()) - _FLAGS) | {
+_WITH_VALUE = (frozenset(_SHORT.values()) - _FLAGS) | {
     *("--bb", "--bbf", "--cluster-constraint", "--comment", "--container", "--cores-per-socket", "--cpu-freq"),
     *("--cpus-per-gpu", "--deadline", "--delay-boot", "--export", "--export-file", "--gid", "--gpu-bind", "--gpu-freq"),
     *("--gpus-per-node", "--gpus-per-socket", "--gpus-per-task", "--gres", "--gres-flags", "--mail-type"),
@@ -65,7 +64,7 @@ _WITH_VALUE: Final = (frozenset(_SHORT.values()) - _FLAGS) | {
 }
 #: Options of which a user is not told that they do not hold for tasks. All but ``--array``, by which each task of the
 #: array is an elastic job, hold for them; ``--chdir`` and ``--export`` through the anchor's folder and environment.
-_NOT_REMARKED: Final = frozenset(
+_NOT_REMARKED = frozenset(
     {
         *("account", "array", "chdir", "constraint", "exclude", "export", "nice", "partition", "qos", "reservation"),
         *("time", "wckey"),
@@ -129,7 +128,7 @@ class AnchorOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 #: Field of ``AnchorOptions``, by option of sbatch.
-_SITE_OPTIONS: Final = {"--reservation": "reservation", "--constraint": "features", "--exclude": "exclude"}
+_SITE_OPTIONS = {"--reservation": "reservation", "--constraint": "features", "--exclude": "exclude"}
 
 
 def site_options(given: Iterable[str]) -> dict[str, str]:
@@ -150,7 +149,7 @@ def threads_of_core(given: Iterable[str]) -> int:
 
 
 #: Options of an anchor that is not listed.
-NO_OPTIONS: Final = AnchorOptions()
+NO_OPTIONS = AnchorOptions()
 
 
 def time_limit_minutes(text: str) -> int | None:

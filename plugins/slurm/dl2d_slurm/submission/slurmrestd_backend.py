@@ -10,7 +10,6 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
 
 import httpx2
 import msgspec
@@ -23,12 +22,12 @@ from dl2d_slurm.submission.job_description import job_description
 from dl2d_slurm.submission.json_web_token import JsonWebToken
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
-VERSIONS: Final = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
+VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
 #: Maximum size of an answer. One about 500 jobs that were not cancelled has some 200 kB.
-_MAX_ANSWER_BYTES: Final = 4 << 20
-_SOCKET: Final = "unix:"
+_MAX_ANSWER_BYTES = 4 << 20
+_SOCKET = "unix:"
 #: What to do where slurmrestd takes no token, and where slurmctld does not take the daemon's.
-_HINTS: Final[Mapping[int, str]] = {
+_HINTS: Mapping[int, str] = {
     httpx2.codes.UNAUTHORIZED: "slurmrestd takes no token (start it with -a rest_auth/jwt and SLURM_JWT=daemon), or is "
     "older than Slurm 24.11 (use backend: command)",
     httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED: "slurmctld does not take the daemon's token: it needs "
