@@ -100,6 +100,7 @@ class World:
         self.starting: Collection[str] | None = None
         #: Jobs whose coordinators say that their training is done.
         self.ending: Collection[JobKey] = ()
+        #: Jobs whose last heartbeats were the first after a gap.
         self.after_gap: Collection[JobKey] = ()
 
     def close(self) -> None:
