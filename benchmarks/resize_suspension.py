@@ -4,9 +4,9 @@
         [--scales 0.1 0.5 1 2] [--joins 1 4] [--architecture ps|allreduce] [--mode fast|exact]
 
 The job has two workers, one server, momentum SGD and the sizes of ResNet-50's 161 tensors (102 MB); 1, 2 or 4 servers
-are added at once and leave again, `--cycles` times in a job.  Forward and backward passes are a sleep
-(`--compute`), since what is measured is everything else; the gradient depends on the weights.  Suspension is the time
-between a worker being ready to push and being allowed to push.
+are added at once and leave again, `--cycles` times in a job.  Forward and backward passes are a sleep (`--compute`),
+since what is measured is everything else; the gradient depends on the weights.  Suspension is the time between a worker
+being ready to push and being allowed to push.
 
 Training steps around resizes are measured that add so many workers, or servers, at once (`--joins`): the median step
 before, and the longest while the plan is prepared and carried out.  A job that comes near its end before new tasks are

@@ -11,7 +11,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey, Role
 from dl2d.core.resources import Shortfall
 
 #: Seconds after a slot within which the site's scheduler starts what there is room for: Slurm's ``sched_interval``.
-ANSWER_SECONDS = 60
+SOON_SECONDS = 60
 
 
 class Constraint(enum.StrEnum):

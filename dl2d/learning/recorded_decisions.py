@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.decision import ANSWER_SECONDS, Decision
+from dl2d.core.decision import SOON_SECONDS, Decision
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
@@ -96,7 +96,7 @@ def with_soon_starts(recordings: Sequence[Recording]) -> list[Recording]:
 
     A slot is recorded as soon as a job comes or ends. The scheduler starts jobs some seconds later, so that a later
     slot shows them; without this, it would seem to have left room. A start counts in each slot within
-    ``ANSWER_SECONDS`` before it from which on the job had room.
+    ``SOON_SECONDS`` before it from which on the job had room.
     """
     found = list(recordings)
     #: Of each job, the time of the slot that was recorded with its start: the first of those gone through so far.
@@ -109,7 +109,7 @@ def with_soon_starts(recordings: Sequence[Recording]) -> list[Recording]:
         starts = {
             job: size
             for job, size in _starts(later.decision).items()
-            if 0 <= started_at[job] - each.snapshot.at <= ANSWER_SECONDS
+            if 0 <= started_at[job] - each.snapshot.at <= SOON_SECONDS
         }
         given = _with_starts(each, starts)
         if given != each.decision:

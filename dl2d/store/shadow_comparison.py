@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dl2d.core.decision import ANSWER_SECONDS
+from dl2d.core.decision import SOON_SECONDS
 from dl2d.store.database import StoreLocation
 from dl2d.store.read_only_query import ask
 
@@ -50,13 +50,13 @@ def shadow_comparison(
 
     First by policy and version: how many gave a job the same, more or less; in how many of the same it ``waited``
     either way, maybe since it could not start (it is held, or depends on another job); in how many a job would have
-    ``started_earlier``, and of these in how many the scheduler gave it this size within ``ANSWER_SECONDS``
+    ``started_earlier``, and of these in how many the scheduler gave it this size within ``SOON_SECONDS``
     (``started_soon``). Then at most ``limit`` jobs for which most of them differ, with mean sizes. Raises
     ``SchemaOutdated`` as ``ask`` does.
     """
     recent = _RECENT.format(days)
     answers = (
-        ask(place, query.format(recent=recent, limit=limit, seconds=ANSWER_SECONDS))
+        ask(place, query.format(recent=recent, limit=limit, seconds=SOON_SECONDS))
         for query in (_COUNTS, _STARTED_SOON, _JOBS)
     )
     counts, started_soon, jobs = ([dict(zip(headings, row, strict=True)) for row in rows] for headings, rows in answers)

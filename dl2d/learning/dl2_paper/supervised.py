@@ -177,10 +177,10 @@ def imitate_recordings(
     """Learn from slots that a daemon recorded, oldest first.
 
     The network is compared on held-out slots, and the loss on others decides when learning stops
-    (``split_recordings``). The window of a shared network is as large as all jobs of a slot need to be in one
-    batch: an observation does not show what is left for later batches. Where jobs of fixed size of one model type have
-    different ones, the network sees the size that each job asks for. In a record with elastic jobs, it learns and is
-    compared as if static jobs were elastic, too, so that it learns the steps that lead to their sizes.
+    (``split_recordings``). The window of a shared network is so large that all jobs of a slot are in one batch: an
+    observation does not show what is left for later batches. Where jobs of fixed size of one model type have different
+    ones, the network sees the size that each job asks for. In a record with elastic jobs, it learns and is compared as
+    if static jobs were elastic, too, so that it learns the steps that lead to their sizes.
 
     Where one of dl2d's policies gives the recorded sizes (``known_scheduler``), it is also asked in ``workloads``, the
     recorded days, while running jobs keep their minimum size: in the slots to which its own decisions lead, then in
