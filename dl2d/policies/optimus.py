@@ -126,6 +126,9 @@ class Optimus:
     ) -> None:
         if convergence is not None and not convergence > 0:
             raise ValueError(f"convergence: must be more than 0, not {convergence!r}")
+        if known is None:
+            # On a busy machine its first import may take longer than a decision may.
+            import scipy.optimize  # noqa: F401, PLC0415
         self._known = known
         self._convergence = convergence
         self._sample_sizes = sample_sizes
