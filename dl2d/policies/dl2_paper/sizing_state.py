@@ -137,9 +137,12 @@ class Sizing:
         return np.array([self._times[job.key] for job in jobs]) if self._times else None
 
     def _fixed_size(self, job: Job) -> Allocation:
-        """The size that a job's user asks for; its minimum where there is no room for that even without other jobs."""
+        """The size that a job's user asks for.
+
+        For an elastic job it is the minimum where there is no room for that even without other jobs.
+        """
         asked, least = self.asked_size(job), self._least[job.key]
-        return asked if asked.covers(least) and self._packing.fits(job, asked) else least
+        return asked if asked.covers(least) and (job.static or self._packing.fits(job, asked)) else least
 
     def free(self) -> Floats:
         """Free share of each resource, shape (R,)."""

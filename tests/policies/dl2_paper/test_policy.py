@@ -296,6 +296,10 @@ def test_static_jobs_beside_elastic_ones_have_the_size_that_their_users_ask_for_
     assert given[2] == (16 if eager else 1)
     # The second runs and keeps its size, although the first was submitted before it.
     assert sizes(7, {1: Allocation(4, 0)})[:2] == [0, 4]
+    # Where no cluster is large enough for them they have nothing, and keep no elastic job waiting.
+    given = sizes(3, {})
+    assert [given[0], given[1], given[3]] == [0, 0, 0]
+    assert given[2] > 0
 
 
 def test_with_last_bundles_jobs_that_the_network_gives_nothing_have_their_minimum_size_where_there_is_room() -> None:
