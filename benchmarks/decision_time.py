@@ -32,7 +32,7 @@ from dl2d.core.cluster import Node, SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState
 from dl2d.core.measured_losses import MAX_LOSSES, LossPoint, MeasuredLoss
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
@@ -42,7 +42,7 @@ from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.speed_models import PsSync
 from dl2d.testing import make_job, make_request
 from dl2d.tick.place.place import place
-from dl2d.tick.policy_call import gc_paused
+from dl2d.tick.policy_check.policy_call import gc_paused
 
 MODELS = {
     f"m{number}": PsSync((0.01 + 0.004 * number, 0.1 * number, 0.3 / (1 + number), 0.002 * number, 0.004), 32 << number)

@@ -37,21 +37,21 @@ from pathlib import Path
 import numpy as np
 from harness import options_of, show
 
-from dl2d.cli.learning_from_site_records import TwinSettings, learn
-from dl2d.cli.promotion_trial import TrialPolicy, on_trial, policy_of, recorded_days
+from dl2d.cli.policy_trials.learning_from_site_records import TwinSettings, learn
+from dl2d.cli.policy_trials.promotion_trial import TrialPolicy, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
+from dl2d.learning.dl2.supervised import imitate_with_scorer
 from dl2d.learning.dl2_paper.settings import SITE
 from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
 from dl2d.learning.dl2_paper.supervised import imitate_recordings
 from dl2d.learning.dl2_paper.trainer import train
-from dl2d.learning.dl2_supervised import imitate_with_scorer
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.common.greedy_allocation import GreedyAllocation

@@ -29,7 +29,7 @@ from harness import options_of, show
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.policies.dl2.policy import with_checkpoint

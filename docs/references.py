@@ -29,7 +29,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from dl2d.cli.main import COMMANDS
 from dl2d.config.settings import Settings, shipped
-from dl2d.store.row_mapping import Base
+from dl2d.store.tables.row_mapping import Base
 from dl2d.store.views import views
 
 _FOLDER = Path(__file__).parent

@@ -21,15 +21,15 @@ from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.store.database import Database, StoreLocation
-from dl2d.store.jobs import JobRow, ProgressRow
-from dl2d.store.kind_speeds import SpeedRow
-from dl2d.store.membership_changes import RuntimePlanRow
-from dl2d.store.mode_changes import ModeChangeRow
-from dl2d.store.policy_versions import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow
-from dl2d.store.resizes import ResizeEventRow, ResizeRow
-from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
-from dl2d.store.tasks import TaskReportRow, TaskRow
+from dl2d.store.tables.jobs import JobRow, ProgressRow
+from dl2d.store.tables.kind_speeds import SpeedRow
+from dl2d.store.tables.membership_changes import RuntimePlanRow
+from dl2d.store.tables.mode_changes import ModeChangeRow
+from dl2d.store.tables.policy_versions import LearningRunRow, PolicyChangeRow, PolicyTrialRow, PolicyVersionRow
+from dl2d.store.tables.resizes import ResizeEventRow, ResizeRow
+from dl2d.store.tables.row_mapping import Base, table_of
+from dl2d.store.tables.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.tables.tasks import TaskReportRow, TaskRow
 
 SLOT_SECONDS = 300.0
 _COOKBOOK = Path(__file__).parents[1] / "docs" / "sql-cookbook.md"

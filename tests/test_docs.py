@@ -15,7 +15,7 @@ import typer
 import yaml
 from typer.main import get_command
 
-from dl2d.cli.job_file import JobFile, read_batch_script
+from dl2d.cli.jobs.job_file import JobFile, read_batch_script
 from dl2d.cli.main import COMMANDS
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.job_request_parser import RequestRules

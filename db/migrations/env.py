@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from dl2d.store.row_mapping import Base
 from dl2d.store.schema_version import VERSION_TABLE
+from dl2d.store.tables.row_mapping import Base
 
 connection = context.config.attributes["connection"]
 context.configure(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dl2d.config.settings import DEFAULT_PATH, load_settings, shipped
-from pslite.launch.daemon_address_file import default_file
+from pslite.launch.daemon_connection.daemon_address_file import default_file
 
 
 def config() -> None:

@@ -23,19 +23,19 @@ _JOBS, _ADMIN, _RESEARCH = "Jobs", "Administration", "Research"
 #: By command: its module in ``dl2d.cli``, the function or ``typer.Typer`` in there, and its heading and line of
 #: the help. The line stands here, so that ``dl2d --help`` need not import numpy, SQL or HTTP for the commands.
 COMMANDS = {
-    "submit": ("submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
-    "pack": ("pack_environment", "pack", _JOBS, "Pack a virtual environment for the containers of a YARN cluster."),
-    "cancel": ("submit", "cancel", _JOBS, "End a job and everything that runs for it."),
-    "status": ("status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
-    "why": ("why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
-    "history": ("history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
-    "report": ("usage_report", "report", _JOBS, "Say what a job used: CPU-hours and GPU-hours of all its tasks."),
+    "submit": ("jobs.submit", "submit", _JOBS, "Submit a job to the daemon, or with sbatch on a Slurm cluster."),
+    "pack": ("jobs.pack_environment", "pack", _JOBS, "Pack a virtual environment for the containers of a job on YARN."),
+    "cancel": ("jobs.submit", "cancel", _JOBS, "End a job and everything that runs for it."),
+    "status": ("jobs.status", "status", _JOBS, "Show jobs: allocation, progress, and what each one waits for."),
+    "why": ("jobs.why", "why", _JOBS, "Say why a job has what it has, and what limits it."),
+    "history": ("jobs.history", "history", _JOBS, "Show what was done: slots, resizes and their steps, modes, plans."),
+    "report": ("jobs.usage_report", "report", _JOBS, "Say what a job used: CPU-hours and GPU-hours of all its tasks."),
     "simulate": ("simulate", "simulate", _RESEARCH, "Replay a workload under several policies and compare them."),
-    "train": ("train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
+    "train": ("train.train", "app", _RESEARCH, "Train a learned policy and write a checkpoint."),
     "experiment": ("experiment", "app", _RESEARCH, "Compare policies over workloads and seeds in a report."),
-    "demo": ("demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
+    "demo": ("demo.demo", "demo", _ADMIN, "Train three real jobs on this machine and resize them meanwhile."),
     "run": ("run_daemon", "run", _ADMIN, "Run the daemon until SIGTERM; SIGHUP reads the configuration again."),
-    "check": ("check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
+    "check": ("check.check", "check", _ADMIN, "Check the configuration, what it names, and job files."),
     "config": (
         "config_and_systemd_unit", "config", _ADMIN, "Print the sample configuration with every key explained."
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dl2d.cli.open_store import open_store, store_if_current
+from dl2d.cli.daemon_access.open_store import open_store, store_if_current
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
@@ -45,11 +45,11 @@ from dl2d.plugins import (
     takes_checkpoint,
 )
 from dl2d.policies.common.checkpoint import DIGITS, checkpoint_in, read_checkpoint
-from dl2d.tick.policy_starts_jobs_check import start_check
+from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 
 if TYPE_CHECKING:
-    from dl2d.store.policy_versions import SqlRegistry
     from dl2d.store.sql_store import SqlStore
+    from dl2d.store.tables.policy_versions import SqlRegistry
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 
@@ -171,8 +171,8 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         It cannot decide at all.
     """
     # The simulator, which no other command here waits for.
-    from dl2d.cli import promotion_trial as trials  # noqa: PLC0415
-    from dl2d.cli.trained_policy_check import replay_line, replayed  # noqa: PLC0415
+    from dl2d.cli.policy_trials import promotion_trial as trials  # noqa: PLC0415
+    from dl2d.cli.policy_trials.trained_policy_check import replay_line, replayed  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     if version.state is VersionState.LIVE:

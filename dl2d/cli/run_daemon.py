@@ -22,7 +22,7 @@ from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.policy_call import freeze_startup_objects
+from dl2d.tick.policy_check.policy_call import freeze_startup_objects
 
 log = structlog.get_logger()
 _ADVICE = "chown it to the daemon's account, or set state_dir to another folder"

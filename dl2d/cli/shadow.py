@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
-from dl2d.cli.open_store import open_store
+from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
@@ -25,7 +25,7 @@ from dl2d.store.database import StoreLocation
 from dl2d.store.shadow_comparison import shadow_comparison
 
 if TYPE_CHECKING:
-    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.tables.policy_versions import SqlRegistry
 
 
 def shadow(
@@ -115,7 +115,7 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     nothing was replayed.
     """
     # The simulator, which --no-saved does not wait for.
-    from dl2d.cli.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
+    from dl2d.cli.policy_trials.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
 
     with interruptible(lambda: "nothing was compared"), shown_progress() as tell, open_store(settings) as store:
         ours = deciding(settings, store.registry)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 
 
 class Evidence(enum.StrEnum):

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from dl2d.core.error_wording import counted
 from dl2d.core.resource_manager import CallStatistics
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
-from dl2d.tick.observe import NO_NODES
+from dl2d.tick.observation.observe import NO_NODES
 from dl2d.tick.record import Report
 from pslite.job.printable_text import printable
 

@@ -12,7 +12,7 @@ import msgspec
 from dl2d.atomic_file import write_atomically
 from dl2d.core.credentials_from_daemon_key import Credentials
 from dl2d.core.errors import ConfigError
-from pslite.launch.daemon_address_file import DaemonAddress
+from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress
 
 _KEY_BYTES = 32
 #: What to do once the file is removed, and its price.
@@ -84,7 +84,7 @@ def _create(path: Path) -> None:
 
 
 def write_address(path: Path, address: DaemonAddress) -> None:
-    """Replace the address file, which everybody may read: see ``pslite.launch.daemon_address_file``.
+    """Replace the address file, which everybody may read: see ``pslite.launch.daemon_connection.daemon_address_file``.
 
     Raises ``OSError``.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from dl2d.tick.policy_failures import SetAside
+from dl2d.tick.policy_check.policy_failures import SetAside
 from dl2d.tick.record import Report
 
 log = structlog.get_logger()

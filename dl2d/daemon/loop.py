@@ -54,15 +54,15 @@ from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.policies.common.checkpoint import checkpoint_of
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.policy_call import Deadline
-from dl2d.tick.policy_failures import RECENT_DECISIONS
+from dl2d.tick.policy_check.policy_call import Deadline
+from dl2d.tick.policy_check.policy_failures import RECENT_DECISIONS
+from dl2d.tick.reconciliation.static_jobs import LOOK_BACK_SECONDS
 from dl2d.tick.record import Report
-from dl2d.tick.static_jobs import LOOK_BACK_SECONDS
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import TickState
-from pslite.launch.daemon_address_file import DaemonAddress, default_file
+from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()
 

@@ -33,9 +33,9 @@ from dl2d.experiments.participants import (
     plain_digest,
 )
 from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
+from dl2d.learning.dl2.training import Trainer
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import Settings
-from dl2d.learning.dl2_training import Trainer
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.replay import replay

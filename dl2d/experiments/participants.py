@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, TypeAdapter, model_validat
 from dl2d.core.error_wording import shown
 from dl2d.core.errors import WorkloadError
 from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
+from dl2d.learning.dl2.training import TrainingSettings
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
-from dl2d.learning.dl2_training import TrainingSettings
 from dl2d.policies.common.checkpoint import FORMER_DESIGNS
 from dl2d.simulation.workload.sources import is_drawn
 

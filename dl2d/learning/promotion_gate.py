@@ -15,16 +15,16 @@ from dl2d.core.confidence_interval import Estimate, estimate
 from dl2d.core.decision import Decision
 from dl2d.core.error_wording import counted
 from dl2d.core.errors import Dl2dError
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import TrialCase
-from dl2d.learning.recorded_scheduler import RecordedScheduler
-from dl2d.learning.split_of_recorded_days import Case
+from dl2d.learning.site_records.recorded_scheduler import RecordedScheduler
+from dl2d.learning.site_records.split_of_recorded_days import Case
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.format import to_request
-from dl2d.tick.policy_starts_jobs_check import start_check
+from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 from dl2d.tick.tick_context import GuardRules
 
 #: Slots after which a replay is given up.

@@ -1,6 +1,6 @@
 """Replay check: whether a policy that was just trained starts and ends all jobs in replays, before it is kept.
 
-The start check (``dl2d.tick.policy_starts_jobs_check``) looks at two intervals. Here jobs train, end and make room:
+The start check (``policy_starts_jobs_check``) looks at two intervals. Here jobs train, end and make room:
 replayed are the days that a site recorded and a small load, generated from requests of its jobs.
 """
 
@@ -17,8 +17,8 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.learning.digital_twin import Speeds, workload_of
-from dl2d.learning.recorded_days import Day, DayJob
+from dl2d.learning.site_records.digital_twin import Speeds, workload_of
+from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.replay import IdleCluster, Rules, replay
 from dl2d.simulation.workload.format import Workload
 from dl2d.throughput.calibrated_measurements import by_kind

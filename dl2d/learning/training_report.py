@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dl2d.core.errors import CheckpointError
-from dl2d.learning.dl2_training import State, TrainingSettings
+from dl2d.learning.dl2.training import State, TrainingSettings
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload

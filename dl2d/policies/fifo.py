@@ -8,7 +8,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.greedy_allocation import GreedyAllocation, serve_in_order
 

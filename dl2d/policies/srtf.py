@@ -9,7 +9,7 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
 from dl2d.core.jobs import JobKey
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.greedy_allocation import GreedyAllocation, serve_in_order
 from dl2d.throughput.remaining_time import remaining_seconds

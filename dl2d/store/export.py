@@ -13,8 +13,8 @@ from sqlalchemy import Table, select, tuple_
 
 from dl2d.core.errors import RequestError
 from dl2d.store.database import Database
-from dl2d.store.jobs import JobRow
-from dl2d.store.row_mapping import Base, table_of
+from dl2d.store.tables.jobs import JobRow
+from dl2d.store.tables.row_mapping import Base, table_of
 
 _PAGE = 5000
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d import lock_file
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Database, StoreLocation, translated
-from dl2d.store.row_mapping import ZERO, Base, Moment, UserText
+from dl2d.store.tables.row_mapping import ZERO, Base, Moment, UserText
 
 
 class LeaseRow(Base):

@@ -12,15 +12,15 @@ from typing import cast
 from sqlalchemy import Connection, and_, delete, exists, func, select, text
 
 from dl2d.core.store import RetentionTimes
-from dl2d.store.canaries import CanaryJobRow
-from dl2d.store.job_speeds_and_losses import JobLossRow, JobSpeedRow
-from dl2d.store.jobs import JobRow, ProgressRow
-from dl2d.store.kind_speeds import SpeedRow
-from dl2d.store.membership_changes import RuntimePlanRow
-from dl2d.store.resizes import ResizeEventRow, ResizeRow
-from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
-from dl2d.store.tasks import TaskReportRow, TaskRow
+from dl2d.store.tables.canaries import CanaryJobRow
+from dl2d.store.tables.job_speeds_and_losses import JobLossRow, JobSpeedRow
+from dl2d.store.tables.jobs import JobRow, ProgressRow
+from dl2d.store.tables.kind_speeds import SpeedRow
+from dl2d.store.tables.membership_changes import RuntimePlanRow
+from dl2d.store.tables.resizes import ResizeEventRow, ResizeRow
+from dl2d.store.tables.row_mapping import Base, table_of
+from dl2d.store.tables.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.tables.tasks import TaskReportRow, TaskRow
 
 #: Maximum number of rows of progress, and of slots, that one step deletes.
 _ROWS, _SLOTS = 2000, 5

@@ -15,12 +15,12 @@ from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.site_history import ClusterState, History, RecordedSizes
-from dl2d.store.jobs import JobRow, job_of
-from dl2d.store.kind_speeds import speeds
-from dl2d.store.membership_changes import RuntimePlanRow, runtime_plan_of
-from dl2d.store.resizes import GROW, ResizeEventRow, ResizeRow
-from dl2d.store.row_mapping import columns, table_of
-from dl2d.store.slots_and_decisions import DecisionRow, SlotRow, snapshot
+from dl2d.store.tables.jobs import JobRow, job_of
+from dl2d.store.tables.kind_speeds import speeds
+from dl2d.store.tables.membership_changes import RuntimePlanRow, runtime_plan_of
+from dl2d.store.tables.resizes import GROW, ResizeEventRow, ResizeRow
+from dl2d.store.tables.row_mapping import columns, table_of
+from dl2d.store.tables.slots_and_decisions import DecisionRow, SlotRow, snapshot
 
 _HOUR = 3600.0
 

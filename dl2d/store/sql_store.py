@@ -20,20 +20,20 @@ from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.core.store import LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema_version
-from dl2d.store.canaries import SqlCanaries
 from dl2d.store.database import Database, StoreLocation
-from dl2d.store.jobs import SqlJobs, report_progress
-from dl2d.store.kind_speeds import speeds
 from dl2d.store.lease import LeaseRow, lease_of
-from dl2d.store.membership_changes import SqlRuntimePlans
-from dl2d.store.mode_changes import SqlModes
-from dl2d.store.policy_versions import SqlRegistry
-from dl2d.store.resize_guard_state import SqlGuardState
-from dl2d.store.resizes import SqlResizes
-from dl2d.store.row_mapping import upsert
 from dl2d.store.site_history_reader import read_history
-from dl2d.store.slots_and_decisions import SqlSlots
-from dl2d.store.tasks import SqlTasks, keep_task_reports
+from dl2d.store.tables.canaries import SqlCanaries
+from dl2d.store.tables.jobs import SqlJobs, report_progress
+from dl2d.store.tables.kind_speeds import speeds
+from dl2d.store.tables.membership_changes import SqlRuntimePlans
+from dl2d.store.tables.mode_changes import SqlModes
+from dl2d.store.tables.policy_versions import SqlRegistry
+from dl2d.store.tables.resize_guard_state import SqlGuardState
+from dl2d.store.tables.resizes import SqlResizes
+from dl2d.store.tables.row_mapping import upsert
+from dl2d.store.tables.slots_and_decisions import SqlSlots
+from dl2d.store.tables.tasks import SqlTasks, keep_task_reports
 
 _LEASE = "daemon"
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
-from dl2d.store import (  # noqa: F401 - their tables
-    canaries,
+from dl2d.store import lease  # noqa: F401 - their tables
+from dl2d.store.tables import (
+    canaries,  # noqa: F401 - their tables
     jobs,
-    kind_speeds,
-    lease,
-    mode_changes,
-    policy_versions,
-    resize_guard_state,
-    slots_and_decisions,
-    tasks,
+    kind_speeds,  # noqa: F401 - their tables
+    mode_changes,  # noqa: F401 - their tables
+    policy_versions,  # noqa: F401 - their tables
+    resize_guard_state,  # noqa: F401 - their tables
+    slots_and_decisions,  # noqa: F401 - their tables
+    tasks,  # noqa: F401 - their tables
 )
-from dl2d.store.row_mapping import Base
+from dl2d.store.tables.row_mapping import Base
 
 #: Views of earlier versions that have other names now.
 _FORMER = ("resize_history",)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resize_guard_state import GuardState, NodeRefusal
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing

@@ -13,8 +13,8 @@ from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.tick.apply import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_postponements
-from dl2d.tick.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.reconcile import LEAVES_FOR_OTHERS, Reconciled
+from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()

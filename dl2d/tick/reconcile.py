@@ -19,21 +19,26 @@ from dl2d.core.jobs import Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState, Postponement
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
-from dl2d.tick.allocated_resources import with_given
 from dl2d.tick.apply import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
-from dl2d.tick.compare_store_with_listing import Changes, compare, withdrawn_tasks
 from dl2d.tick.count_failed_starts import count_failures
-from dl2d.tick.exclusive_nodes import with_whole_nodes
-from dl2d.tick.learned_growth_limits import growth_limits_in_force, remember_growth_limits
-from dl2d.tick.missing_tasks_and_silent_coordinators import Missing, Silence, has_called, update_calling_since
-from dl2d.tick.observe import LiveJobs, Observed, live_jobs, take_snapshot, without_ending
-from dl2d.tick.queued_tasks import is_queued, starting_jobs
-from dl2d.tick.static_jobs import follow_static_jobs, unlisted_static_jobs
-from dl2d.tick.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
-from dl2d.tick.stray_tasks import strays_of_known_jobs, tasks_of_another_database
-from dl2d.tick.task_matching import match_listing
-from dl2d.tick.task_time_in_state import StateSince, elapsed_times, update_state_since
+from dl2d.tick.observation.allocated_resources import with_given
+from dl2d.tick.observation.exclusive_nodes import with_whole_nodes
+from dl2d.tick.observation.observe import LiveJobs, Observed, live_jobs, take_snapshot, without_ending
+from dl2d.tick.observation.task_time_in_state import StateSince, elapsed_times, update_state_since
+from dl2d.tick.reconciliation.compare_store_with_listing import Changes, compare, withdrawn_tasks
+from dl2d.tick.reconciliation.learned_growth_limits import growth_limits_in_force, remember_growth_limits
+from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import (
+    Missing,
+    Silence,
+    has_called,
+    update_calling_since,
+)
+from dl2d.tick.reconciliation.queued_tasks import is_queued, starting_jobs
+from dl2d.tick.reconciliation.static_jobs import follow_static_jobs, unlisted_static_jobs
+from dl2d.tick.reconciliation.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
+from dl2d.tick.reconciliation.stray_tasks import strays_of_known_jobs, tasks_of_another_database
+from dl2d.tick.reconciliation.task_matching import match_listing
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState
 

@@ -12,12 +12,12 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.tick.observed_decision import OBSERVED
-from dl2d.tick.policy_failures import PolicyFailures, SetAside
+from dl2d.tick.decision.observed_decision import OBSERVED
+from dl2d.tick.policy_check.policy_failures import PolicyFailures, SetAside
+from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait, jobs_with_room
 from dl2d.tick.reconcile import Reconciled
 from dl2d.tick.tick_context import Context, Deciders
 from dl2d.tick.tick_state import SlotDecision, TickState
-from dl2d.tick.waiting_jobs_that_fit import NeedlessWait, jobs_with_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,30 +12,30 @@ from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.make_room import TaskGroup
+from dl2d.core.packing.make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts
-from dl2d.tick.canary_decision import canary_jobs
 from dl2d.tick.count_failed_starts import count_refused
-from dl2d.tick.decide import decide, decision_in_force, room_appeared, situation_digest
-from dl2d.tick.long_waiting_jobs import held_back, jobs_held_back
-from dl2d.tick.make_room_in_limits import make_room_in_limits
-from dl2d.tick.observe import observe, with_evidence
-from dl2d.tick.observed_decision import observed_decision
+from dl2d.tick.decision.canary_decision import canary_jobs
+from dl2d.tick.decision.decide import decide, decision_in_force, room_appeared, situation_digest
+from dl2d.tick.decision.long_waiting_jobs import held_back, jobs_held_back
+from dl2d.tick.decision.observed_decision import observed_decision
+from dl2d.tick.limits.resize_guard import guard
+from dl2d.tick.limits.shared_limits import left_by_site_limits, limits_for_policies
+from dl2d.tick.limits.starts_within_limits import groups_without_replacement, within_allowance, within_limits
+from dl2d.tick.observation.observe import observe, with_evidence
 from dl2d.tick.place.place import place
-from dl2d.tick.place.starts_within_limits import groups_without_replacement, within_allowance, within_limits
-from dl2d.tick.policy_failures import set_aside_after_wait
+from dl2d.tick.policy_check.policy_failures import set_aside_after_wait
+from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.postpone_coordinators import postpone_coordinators
-from dl2d.tick.queued_tasks import QueueHistory, queue_tasks
 from dl2d.tick.reconcile import Reconciled, reconcile
+from dl2d.tick.reconciliation.queued_tasks import QueueHistory, queue_tasks
 from dl2d.tick.record import Report, record
-from dl2d.tick.resize_guard_limits import guard
-from dl2d.tick.shared_limits import left_by_site_limits, limits_for_policies
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
-from dl2d.tick.vacate_for_waiting_jobs import claim_nodes
-from dl2d.tick.waiting_jobs_that_fit import NeedlessWait, startable_waiting_jobs
+from dl2d.tick.vacating.make_room_in_limits import make_room_in_limits
+from dl2d.tick.vacating.vacate_for_waiting_jobs import claim_nodes
 
 
 def tick(context: Context, state: TickState) -> tuple[TickState, Report]:

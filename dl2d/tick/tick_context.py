@@ -17,8 +17,8 @@ from dl2d.core.policy import Evidence, Policy
 from dl2d.core.resource_manager import ResourceManager, RmIdentity, RmJob, StartAllowance
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
-from dl2d.tick.policy_call import call_directly
-from dl2d.tick.policy_failures import SetAside
+from dl2d.tick.policy_check.policy_call import call_directly
+from dl2d.tick.policy_check.policy_failures import SetAside
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.task_submitter import TaskSubmitter
 

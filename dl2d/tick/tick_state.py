@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import JobKey
 from dl2d.tick.idle_coordinators import IdleHistory
-from dl2d.tick.make_room_in_limits import LimitHistory
-from dl2d.tick.missing_tasks_and_silent_coordinators import Missing
-from dl2d.tick.policy_failures import PolicyFailures, SetAside
-from dl2d.tick.queued_tasks import QueueHistory
-from dl2d.tick.task_time_in_state import StateSince
-from dl2d.tick.vacating_history import ClaimHistory
-from dl2d.tick.waiting_jobs_that_fit import NeedlessWait
+from dl2d.tick.observation.task_time_in_state import StateSince
+from dl2d.tick.policy_check.policy_failures import PolicyFailures, SetAside
+from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait
+from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Missing
+from dl2d.tick.reconciliation.queued_tasks import QueueHistory
+from dl2d.tick.vacating.claim_history import ClaimHistory
+from dl2d.tick.vacating.make_room_in_limits import LimitHistory
 
 
 @dataclass(frozen=True, slots=True)

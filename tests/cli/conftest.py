@@ -13,10 +13,11 @@ import yaml
 from migrated import sqlite_store
 from tick.world import World
 
-from dl2d.cli import main, promotion_trial
+from dl2d.cli import main
+from dl2d.cli.policy_trials import promotion_trial
 from dl2d.core.jobs import JobKey
-from dl2d.learning import split_of_recorded_days
-from dl2d.learning.split_of_recorded_days import split_history
+from dl2d.learning.site_records import split_of_recorded_days
+from dl2d.learning.site_records.split_of_recorded_days import split_history
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dl2d.core.canary import CanaryState
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.policies.drf import Drf
 
 

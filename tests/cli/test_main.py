@@ -20,7 +20,7 @@ from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.policies.fifo import Fifo
 
 

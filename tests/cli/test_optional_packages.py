@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dl2d.cli import learner_process
 from dl2d.cli.main import COMMANDS
 from dl2d.cli.optional_packages import EXTRAS
+from dl2d.cli.policy_trials import learner_process
 
 #: Each takes from a tenth of a second to several to import.
 HEAVY = ("torch", "sklearn", "matplotlib", "gymnasium", "ray", "scipy", "numpy", "fastapi", "sqlalchemy", "pydantic",

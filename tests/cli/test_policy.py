@@ -17,12 +17,12 @@ from learning.test_recorded_days import a_history, a_job
 from recorded_site import MONDAY
 
 from dl2d.cli import policy as policy_commands
-from dl2d.cli import promotion_trial, trained_policy_check
+from dl2d.cli.policy_trials import promotion_trial, trained_policy_check
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import Allocation
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
 from dl2d.core.progress import silent
-from dl2d.learning.split_of_recorded_days import split_history
+from dl2d.learning.site_records.split_of_recorded_days import split_history
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf

@@ -19,7 +19,7 @@ from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
 from tick.world import IgnoresLimits, World
 
-from dl2d.cli.usage_report import use_of
+from dl2d.cli.jobs.usage_report import use_of
 from dl2d.core.cluster import NodeSet, Task, TaskState
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Alternative

@@ -19,7 +19,7 @@ from dl2d.core.errors import PluginError
 from dl2d.core.resources import Resources
 from dl2d.plugins import POLICIES, available, load_manager, load_placement, load_policy
 from dl2d.testing import make_nodes
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "plugins.md"
 

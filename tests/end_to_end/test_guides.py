@@ -21,7 +21,7 @@ from free_ports import free_port
 from slurm_cluster import SlurmCluster, User, cgroup_configuration, why_not
 from systemd_machine import SystemdMachine
 
-from dl2d.cli.job_file import JobFile
+from dl2d.cli.jobs.job_file import JobFile
 from dl2d.core.job_request_parser import RequestRules
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from daemon_process import DaemonProcess
 from slurm_cluster import SlurmCluster, User, why_no_pyslurm, why_no_slurmrestd
 
 from dl2d.core.jobs import JobState
-from pslite.launch.daemon_address_file import default_file
+from pslite.launch.daemon_connection.daemon_address_file import default_file
 
 WORKER = Path(__file__).parent.parent / "pslite" / "numpy_worker.py"
 

@@ -31,7 +31,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Job, JobKey
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.learning import training_report
 from dl2d.policies.common.checkpoint import read_checkpoint

@@ -18,11 +18,11 @@ from tick.world import GivesNothing, IgnoresLimits
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Decision
 from dl2d.core.jobs import Allocation, Owner
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy_registry import TrialCase
 from dl2d.core.resources import Resources
 from dl2d.learning.promotion_gate import Compared, GateSettings, PolicyBehaviour, Verdict, compare, judge
-from dl2d.learning.split_of_recorded_days import Case
+from dl2d.learning.site_records.split_of_recorded_days import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo

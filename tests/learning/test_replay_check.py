@@ -9,7 +9,7 @@ from msgspec import structs
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.learning.replay_check import ReplayCheck, generated_load, replay_check
 from dl2d.placement.load_balance import LoadBalance
@@ -18,7 +18,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.simulation.workload.format import Workload
 from dl2d.testing import make_nodes
-from dl2d.tick.policy_starts_jobs_check import requests_to_try
+from dl2d.tick.policy_check.policy_starts_jobs_check import requests_to_try
 from dl2d.tick.tick_context import GuardRules
 
 NODES = make_nodes(2, cpu=8, gpu=4)

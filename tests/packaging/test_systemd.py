@@ -153,6 +153,9 @@ def test_a_daemon_that_is_not_root_writes_that_file_for_all_in_a_folder_that_roo
     machine.run("systemctl", "daemon-reload", check=True)
     machine.run("systemctl", "restart", "dl2d", check=True)
     assert machine.run("stat", "-c", "%a %U", ADDRESS_FILE).split() == ["644", "daemon"]
-    code = "import sys, pslite.launch.daemon_address_file as file; file.find_address([file.Path(sys.argv[1])])"
+    code = (
+        "import sys; from pslite.launch.daemon_connection import daemon_address_file as file; "
+        "file.find_address([file.Path(sys.argv[1])])"
+    )
     become = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     machine.run(*become, sys.executable, "-c", code, ADDRESS_FILE, check=True)

@@ -4,7 +4,7 @@ import pytest
 
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Role
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.best_fit import BestFit
 

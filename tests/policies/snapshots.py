@@ -12,7 +12,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Owner, Role
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance

@@ -9,7 +9,7 @@ from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.drf import Drf
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 # Ghodsi et al., NSDI 2011, section 4.1 and table 1: 9 CPUs and 18 GB; user A's tasks want <1 CPU, 4 GB>, B's <3, 1>.
 A = {"worker": Resources.of(cpu=1, memory=4), **NO_PS}

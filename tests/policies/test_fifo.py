@@ -9,12 +9,12 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.json_codec import encode
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.greedy_allocation import next_bundle
 from dl2d.policies.fifo import Fifo
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 

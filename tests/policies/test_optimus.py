@@ -23,7 +23,7 @@ from dl2d.plugins import load_policy
 from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 CPU = {"worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 2, "max_ps": 2}
 # One CPU of 10 is a share of 0.1. A has 100 samples left: 100 s at 1w+1ps, 50 at 2w+1ps, 80 at 1w+2ps, 40 at 2w+2ps.

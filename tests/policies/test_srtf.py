@@ -12,7 +12,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Progress
 from dl2d.core.json_codec import encode
 from dl2d.core.resources import Resources
 from dl2d.policies.srtf import Srtf
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 ONE = {"worker": Resources.of(cpu=1), **NO_PS}
 

@@ -16,7 +16,7 @@ from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Progress, Role
 from dl2d.core.json_codec import decode, encode
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.load_balance import LoadBalance
@@ -25,7 +25,7 @@ from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, TrueSpeeds, preset
 from dl2d.simulation.workload.format import read_workload
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 W, P = Role.WORKER, Role.PS
 

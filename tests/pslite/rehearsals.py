@@ -34,7 +34,7 @@ import test_async
 import test_digest as tests
 from weather import CutData, rough_weather
 
-from pslite.coordinator.coordinator_context import Job
+from pslite.coordinator.state.coordinator_context import Job
 from pslite.fault_points import FaultPoint
 from pslite.net.messages import Beat, Factors, Norm, Taken
 from pslite.server.block_state import BlockState

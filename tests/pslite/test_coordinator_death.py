@@ -28,7 +28,7 @@ COORDINATOR = """
 import socket, sys
 from pathlib import Path
 from pslite.coordinator import Coordinator, Settings
-from pslite.launch.mxnet_launcher import OpenMembership
+from pslite.launch.coordinator_process.mxnet_launcher import OpenMembership
 from pslite.storage.coordinator_log import CoordinatorLog
 Coordinator(
     job="j", token=bytes.fromhex(sys.argv[1]), director=OpenMembership(0, 0), say=lambda text: print(text, flush=True),

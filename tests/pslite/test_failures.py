@@ -20,7 +20,7 @@ from variants import first
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.membership_source import Reply
-from pslite.launch.mxnet_launcher import OpenMembership
+from pslite.launch.coordinator_process.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.tensor_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header
 from pslite.testing import Resize
@@ -296,7 +296,8 @@ def open_sealed(size, seals=fcntl.F_SEAL_SHRINK):
 def test_members_end_when_the_coordinator_is_killed():
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
     code = (
-        "import sys; from pslite.coordinator import Coordinator; from pslite.launch.local_tasks import LocalTasks\n"
+        "import sys; from pslite.coordinator import Coordinator\n"
+        "from pslite.launch.coordinator_process.local_tasks import LocalTasks\n"
         "d = LocalTasks(sys.argv[1:], workers=2, servers=1)\n"
         "c = Coordinator(job='j', token=b'x' * 32, director=d, say=lambda t: print(t, flush=True), host='127.0.0.1')\n"
         "c.run()"

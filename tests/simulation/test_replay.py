@@ -13,7 +13,7 @@ from variants import nightly
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Evidence
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf

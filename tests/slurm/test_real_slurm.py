@@ -33,7 +33,7 @@ from dl2d.tick.tick_state import TickState
 from dl2d_slurm.cluster_check.configuration_advice import options_advice
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
-from pslite.launch.munge_credentials import munge_credential
+from pslite.launch.daemon_connection.munge_credentials import munge_credential
 
 pytestmark = pytest.mark.slurm
 

@@ -30,8 +30,8 @@ from dl2d.core.measured_losses import MAX_LOSSES, LossPoint
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
-from dl2d.store.membership_changes import MAX_KEPT
 from dl2d.store.sql_store import SqlStore
+from dl2d.store.tables.membership_changes import MAX_KEPT
 
 
 def keys(jobs: tuple[Job, ...]) -> list[JobKey]:

@@ -17,13 +17,13 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState, Role, User
 from dl2d.core.policy import Evidence
 from dl2d.policies.drf import Drf
-from dl2d.store.jobs import MAX_NAMESAKES, JobRow, ProgressRow
-from dl2d.store.kind_speeds import SpeedRow
-from dl2d.store.membership_changes import RuntimePlanRow
-from dl2d.store.resizes import ResizeEventRow, ResizeRow
-from dl2d.store.row_mapping import Base, table_of
-from dl2d.store.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
-from dl2d.store.tasks import TaskReportRow, TaskRow
+from dl2d.store.tables.jobs import MAX_NAMESAKES, JobRow, ProgressRow
+from dl2d.store.tables.kind_speeds import SpeedRow
+from dl2d.store.tables.membership_changes import RuntimePlanRow
+from dl2d.store.tables.resizes import ResizeEventRow, ResizeRow
+from dl2d.store.tables.row_mapping import Base, table_of
+from dl2d.store.tables.slots_and_decisions import DecisionRow, ShadowAllocationRow, SlotResourceRow, SlotRow
+from dl2d.store.tables.tasks import TaskReportRow, TaskRow
 from dl2d.testing import OWNER
 
 _JOBS = 3

@@ -28,8 +28,8 @@ from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.export import export, exportable
-from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
+from dl2d.store.tables.row_mapping import Base
 
 DAY = 86_400.0
 NOW = 1_700_000_000.0 + 100 * DAY

@@ -26,8 +26,8 @@ from dl2d.core.policy_registry import Trial, Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema_version
 from dl2d.store.database import Database, StoreLocation
-from dl2d.store.row_mapping import Base
 from dl2d.store.sql_store import SqlStore
+from dl2d.store.tables.row_mapping import Base
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobKey, JobState, Progress, Role
 from dl2d.core.json_codec import encode
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
@@ -34,7 +34,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.testing import make_nodes
-from dl2d.tick.decide import decide
+from dl2d.tick.decision.decide import decide
 from dl2d.tick.record import Report, inputs_hash
 from dl2d.tick.tick_context import GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState

@@ -25,7 +25,7 @@ from dl2d.core.store import JobChange, TaskChange
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, make_job, make_nodes
-from dl2d.tick.observe import NO_NODES
+from dl2d.tick.observation.observe import NO_NODES
 from dl2d.tick.tick_context import Timeouts
 from dl2d.tick.tick_state import TickState
 

@@ -18,7 +18,7 @@ from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.core.resource_manager import RmJob, StartAllowance
 from dl2d.placement.load_balance import LoadBalance

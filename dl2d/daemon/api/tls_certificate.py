@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from dl2d.config.settings import ApiSettings
 from dl2d.core.errors import ConfigError
-from pslite.launch.daemon_http import certificate_text
+from pslite.launch.daemon_connection.daemon_http import certificate_text
 
 
 def read_certificate(certificate: Path, key: Path | None) -> str:

@@ -21,12 +21,12 @@ from dl2d.core.policy_registry import Version, VersionState
 from dl2d.plugins import FactoryArguments, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_of, read_checkpoint, write_checkpoint
 from dl2d.policies.common.training_input_ranges import out_of_range
-from dl2d.tick.policy_failures import SetAside
-from dl2d.tick.policy_starts_jobs_check import start_check
+from dl2d.tick.policy_check.policy_failures import SetAside
+from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 
 if TYPE_CHECKING:
-    from dl2d.store.policy_versions import SqlRegistry
     from dl2d.store.sql_store import SqlStore
+    from dl2d.store.tables.policy_versions import SqlRegistry
 
 log = structlog.get_logger()
 
@@ -50,7 +50,7 @@ class ActiveVersion:
     Of a policy that learns, it is the live version in the registry; where none is live, the one that comes with dl2d,
     which is then registered as live, so that what decided can always be found again. A checkpoint that the
     configuration names and that never was live (``is_candidate``) decides instead in every mode but live, if it passes
-    the start check (``dl2d.tick.policy_starts_jobs_check``). In mode live it has to be promoted first, unless nothing
+    the start check (``policy_starts_jobs_check``). In mode live it has to be promoted first, unless nothing
     was ever recorded that it could be compared on. Where the live version cannot be read, the fallback decides
     (``set_aside``), and no other version does: none is known to be as good. At a reload, the weights that ``running``
     has in memory are used if they are the live version's.

@@ -15,7 +15,7 @@ from dl2d.core.policy import Policy
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, CanaryRule, compare_groups, judge_canary
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.policy_failures import SetAside
+from dl2d.tick.policy_check.policy_failures import SetAside
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()

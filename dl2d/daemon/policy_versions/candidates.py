@@ -21,7 +21,7 @@ from dl2d.daemon.policy_versions.active_version import read_version, roll_back
 from dl2d.policies.common.checkpoint import DIGITS
 
 if TYPE_CHECKING:
-    from dl2d.store.policy_versions import SqlRegistry
+    from dl2d.store.tables.policy_versions import SqlRegistry
 
 #: Beside the checkpoint.
 _FILE = "candidate.json"

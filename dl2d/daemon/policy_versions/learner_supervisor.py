@@ -28,7 +28,7 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
-from dl2d.store.policy_versions import SqlRegistry
+from dl2d.store.tables.policy_versions import SqlRegistry
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ _FIRST_SECONDS = 60.0
 
 def learner_command(config: str) -> tuple[str, ...]:
     """How a learner is started."""
-    return (sys.executable, "-m", "dl2d.cli.learner_process", config)
+    return (sys.executable, "-m", "dl2d.cli.policy_trials.learner_process", config)
 
 
 class Learner:

@@ -17,13 +17,13 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.errors import Dl2dError, TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.policies.dl2_paper.sizing_state import Sizing
 from dl2d.simulation.policy_lookup import find_policy

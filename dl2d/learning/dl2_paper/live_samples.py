@@ -20,8 +20,8 @@ from dl2d.learning.dl2_paper.demonstrations import steps_of
 from dl2d.learning.dl2_paper.rollout import log_reward
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_days import DAY_SECONDS
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.site_records.recorded_days import DAY_SECONDS
+from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.exploration import correcting_actions, explored
 from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy

@@ -30,7 +30,7 @@ from dl2d.learning.dl2_paper.networks import (
 )
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import NetworkKind, Settings, SupervisedLoss
-from dl2d.learning.recorded_decisions import (
+from dl2d.learning.site_records.recorded_decisions import (
     MIN_JOBS,
     Recording,
     SizeComparison,

@@ -19,7 +19,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.errors import CheckpointError, ConfigError, PolicyError
 from dl2d.core.jobs import NOTHING, JobKey
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.checkpoint import Checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions

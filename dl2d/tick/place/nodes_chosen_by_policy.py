@@ -10,11 +10,11 @@ from types import MappingProxyType
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import TASK_ROLES, JobKey
-from dl2d.core.limit_room import Blocked
-from dl2d.core.make_room import TaskGroup, TaskGroups
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
+from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.make_room import TaskGroup, TaskGroups
+from dl2d.core.packing.task_leaving_order import LeavingOrder
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.core.task_leaving_order import LeavingOrder
 
 
 class TargetNodes:

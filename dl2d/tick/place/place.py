@@ -12,12 +12,12 @@ from types import MappingProxyType
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
-from dl2d.core.limit_room import Blocked
-from dl2d.core.make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
+from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
+from dl2d.core.packing.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
-from dl2d.core.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks

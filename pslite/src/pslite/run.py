@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from pslite.errors import PsliteError, UsageError
 from pslite.job.environment_passed_to_tasks import own_environment, script_environment
 from pslite.job.printable_text import give_up_unwritten_text, tell
+from pslite.launch.coordinator_process.mxnet_launcher import is_launched, task_variables
 from pslite.launch.environment_parsing import (
     DURABILITY_VARIABLE,
     PROGRESS_VARIABLE,
@@ -22,12 +23,11 @@ from pslite.launch.environment_parsing import (
     task_environment,
     watch_seconds,
 )
-from pslite.launch.mxnet_launcher import is_launched, task_variables
-from pslite.launch.task_agent import TaskAgent
+from pslite.launch.task_process.task_agent import TaskAgent
 from pslite.net.tls import VARIABLE, Encryption
 
 if TYPE_CHECKING:
-    from pslite.launch.job_registration import Registration
+    from pslite.launch.daemon_connection.job_registration import Registration
 
 _EPILOG = """\
 In a Slurm batch job with #DL2 lines or --dl2 options of sbatch, dl2-run registers the job with the daemon, whose
@@ -148,21 +148,21 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if is_launched(environ):
         if environ["DMLC_ROLE"] == "scheduler":
-            from pslite.launch import coordinator_launcher  # noqa: PLC0415  (see below)
+            from pslite.launch.coordinator_process import coordinator_launcher  # noqa: PLC0415  (see below)
 
             return coordinator_launcher.launched(environ, say)
         environ.update(task_variables(environ))
     if options.check_daemon:
-        from pslite.launch.daemon_reachability import print_check  # noqa: PLC0415  (of this option only)
+        from pslite.launch.daemon_connection.daemon_reachability import print_check  # noqa: PLC0415  (of this option only)
 
         return print_check(environ)
     role = role_of(environ)
     encrypt, durability = encryption_of(environ), durability_of(environ)
     if role == "container":
-        from pslite.launch import container_agent  # noqa: PLC0415  (see below)
+        from pslite.launch.task_process import container_agent  # noqa: PLC0415  (see below)
 
         def run_job(registration: Registration, own: Mapping[str, str]) -> int:
-            from pslite.launch import coordinator_launcher  # noqa: PLC0415  (see below)
+            from pslite.launch.coordinator_process import coordinator_launcher  # noqa: PLC0415  (see below)
 
             tasks = coordinator_launcher.Tasks(command, options.workers, options.servers, encrypt, durability)
             return coordinator_launcher.coordinate(tasks, own, say, registration)
@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace, environ: dict[str, str], say: Callable[[st
     elif role == "standalone" and _finds_daemon(environ, say):
         role = "coordinator"
     # beside a worker or a server a coordinator would take memory, and time at the start
-    from pslite.launch import coordinator_launcher  # noqa: PLC0415
+    from pslite.launch.coordinator_process import coordinator_launcher  # noqa: PLC0415
 
     tasks = coordinator_launcher.Tasks(command, options.workers, options.servers, encrypt, durability)
     if role == "coordinator":
@@ -200,8 +200,8 @@ def _finds_daemon(environ: dict[str, str], say: Callable[[str], None]) -> bool:
 
     """
     # of a job's first process only
-    from pslite.launch.daemon_address_file import find_address  # noqa: PLC0415
-    from pslite.launch.slurm_batch_script import asks_for_daemon  # noqa: PLC0415
+    from pslite.launch.coordinator_process.slurm_batch_script import asks_for_daemon  # noqa: PLC0415
+    from pslite.launch.daemon_connection.daemon_address_file import find_address  # noqa: PLC0415
 
     if not asks_for_daemon(environ):
         return False

@@ -14,8 +14,8 @@ from typing import Any
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import PlanReport, Status
 from pslite.job.membership_source import Reply
+from pslite.launch.coordinator_process.local_tasks import LocalTasks, Resize
 from pslite.launch.environment_parsing import encryption_of
-from pslite.launch.local_tasks import LocalTasks, Resize
 from pslite.net.authentication import TOKEN_BYTES
 
 __all__ = ["LocalResult", "Resize", "pace", "run_local"]

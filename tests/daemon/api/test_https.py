@@ -12,8 +12,8 @@ import pytest
 from daemon.api.api_world import COMMAND, ApiWorld, error
 from self_signed import self_signed
 
-from dl2d.cli.daemon_client import daemon_trust
-from dl2d.cli.daemon_health import ask_health
+from dl2d.cli.daemon_access.daemon_client import daemon_trust
+from dl2d.cli.daemon_access.daemon_health import ask_health
 from dl2d.config.settings import ApiSettings, Settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import bearer_authentication
@@ -22,10 +22,10 @@ from dl2d.daemon.api.tls_certificate import served_certificate_problem
 from dl2d.daemon.key_and_address_files import write_address
 from dl2d.testing import OWNER
 from pslite.errors import UsageError
-from pslite.launch.daemon_address_file import DaemonAddress, renew_certificate
-from pslite.launch.daemon_http import certificate_text
-from pslite.launch.job_registration import register
-from pslite.launch.membership_from_daemon import DaemonClient, report_failure
+from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress, renew_certificate
+from pslite.launch.daemon_connection.daemon_http import certificate_text
+from pslite.launch.daemon_connection.job_registration import register
+from pslite.launch.daemon_connection.membership_from_daemon import DaemonClient, report_failure
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_job_registers_over_https_and_verifies_the_daemon(world, certificate, 
     monkeypatch.setattr(bearer_authentication, "is_loopback", lambda _: False)
     assert register(url, body, print).job == key.slug
     monkeypatch.delenv("DL2_DAEMON_CERTIFICATE")
-    monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
+    monkeypatch.setattr("pslite.launch.daemon_connection.job_registration._REGISTER_SECONDS", 0.0)
     with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
         register(url, body, print)
 
@@ -70,7 +70,7 @@ def test_a_certificate_that_the_daemon_gives_is_trusted_and_one_that_replaces_a_
     assert register(url, body, print).job == key.slug
     other, _ = self_signed(tmp_path)
     monkeypatch.setenv("DL2_DAEMON_CERTIFICATE", str(other))
-    monkeypatch.setattr("pslite.launch.job_registration._REGISTER_SECONDS", 0.0)
+    monkeypatch.setattr("pslite.launch.daemon_connection.job_registration._REGISTER_SECONDS", 0.0)
     with pytest.raises(UsageError, match="CERTIFICATE_VERIFY_FAILED"):
         register(url, body, print)
     other.write_bytes(certificate[0].read_bytes())
@@ -87,7 +87,7 @@ def test_a_job_takes_the_new_certificate_of_its_daemon_from_the_address_file(wor
     file = tmp_path / "job-api.json"
     # Of another daemon: not taken.
     write_address(file, DaemonAddress("https://127.0.0.2:8910", world.server.certificates))
-    monkeypatch.setattr("pslite.launch.daemon_address_file.search_files", lambda: (file,))
+    monkeypatch.setattr("pslite.launch.daemon_connection.daemon_address_file.search_files", lambda: (file,))
     renew_certificate(url, URLError(ssl.SSLCertVerificationError()))
     assert os.environ["DL2_DAEMON_CERTIFICATE"] != world.server.certificates
     write_address(file, DaemonAddress(url, world.server.certificates))

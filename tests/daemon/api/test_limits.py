@@ -37,8 +37,8 @@ from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, MAX_HEARTBEATS_OF_USE
 from dl2d.testing import OWNER
 from pslite.job.job_status import MemberReport, Status
 from pslite.job.member_measurements import GpuUsage, Usage
-from pslite.launch.daemon_http import fetch
-from pslite.launch.membership_from_daemon import DaemonClient
+from pslite.launch.daemon_connection.daemon_http import fetch
+from pslite.launch.daemon_connection.membership_from_daemon import DaemonClient
 
 
 @pytest.fixture

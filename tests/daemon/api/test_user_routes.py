@@ -29,7 +29,7 @@ from dl2d.core.resource_manager import Claim, EligibleNodes
 from dl2d.core.store import JobChange, JobList
 from dl2d.daemon.api import bearer_authentication
 from dl2d.policies.fifo import Fifo
-from dl2d.store.jobs import MAX_NAMESAKES
+from dl2d.store.tables.jobs import MAX_NAMESAKES
 from dl2d.testing import LAUNCH, OWNER, MemoryManager, make_job
 
 BOB = Owner("bob-the-other", 4242, 4242)

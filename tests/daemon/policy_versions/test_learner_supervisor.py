@@ -248,7 +248,7 @@ def test_a_store_that_is_away_starts_none_and_raises_nothing(store: SqlStore) ->
 
 
 def own_side(code: str, memory_mib: int = 4096) -> subprocess.CompletedProcess[str]:
-    start = f"from dl2d.cli.learner_process import stand_back\nstand_back({memory_mib})\n"
+    start = f"from dl2d.cli.policy_trials.learner_process import stand_back\nstand_back({memory_mib})\n"
     return subprocess.run(
         [sys.executable, "-c", start + code], capture_output=True, text=True, check=False, timeout=120
     )
@@ -272,7 +272,7 @@ def test_it_cannot_take_all_memory() -> None:
 def test_it_ends_with_the_daemon_however_that_ends(tmp_path: Path) -> None:
     """Its standard input is a pipe that only the daemon holds."""
     code = (
-        "import threading, time\nfrom dl2d.cli.learner_process import _end_with_the_daemon as watch\n"
+        "import threading, time\nfrom dl2d.cli.policy_trials.learner_process import _end_with_the_daemon as watch\n"
         "threading.Thread(target=watch, daemon=True).start()\nprint('runs', flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -288,7 +288,9 @@ def test_without_history_it_says_so(tmp_path: Path) -> None:
     config.write_text(f"state_dir: {tmp_path}\npolicy: {{name: dl2}}\n")
     schema_version.upgrade(f"sqlite:///{tmp_path}/dl2d.sqlite")
     with subprocess.Popen(
-        [sys.executable, "-m", "dl2d.cli.learner_process", str(config)], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "dl2d.cli.policy_trials.learner_process", str(config)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stderr is not None
         said = process.stderr.read().decode()
@@ -395,7 +397,7 @@ def test_a_daemon_that_is_killed_takes_its_learner_along(tmp_path: Path) -> None
         mine: list[psutil.Process] = []
 
         def started() -> bool:
-            mine[:] = [one for one in daemon.children() if "dl2d.cli.learner_process" in one.cmdline()]
+            mine[:] = [one for one in daemon.children() if "dl2d.cli.policy_trials.learner_process" in one.cmdline()]
             return bool(mine)
 
         cluster.wait_until(started, "another learner runs", every=0.02)

@@ -13,7 +13,7 @@ from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.learning.dl2_paper.demonstrations import demonstrations_in, recordings_of
 from dl2d.learning.dl2_paper.settings import Labels
-from dl2d.learning.recorded_decisions import Recording, sizes_of
+from dl2d.learning.site_records.recorded_decisions import Recording, sizes_of
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
 from dl2d.policies.drf import Drf

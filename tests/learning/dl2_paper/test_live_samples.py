@@ -13,7 +13,7 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 
 from dl2d.core.jobs import Job, Progress
 from dl2d.learning.dl2_paper.live_samples import LiveSlot, live_samples
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.observation import ObservationEncoding

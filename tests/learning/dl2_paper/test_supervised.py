@@ -31,7 +31,7 @@ from dl2d.learning.dl2_paper.supervised import (
     usual_sizes,
 )
 from dl2d.learning.dl2_paper.trainer import continuing, train
-from dl2d.learning.recorded_decisions import Recording
+from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES

@@ -10,7 +10,7 @@ from policies.snapshots import a_job, a_snapshot, cluster, snapshots
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, Role
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.policies.common.greedy_allocation import GreedyAllocation

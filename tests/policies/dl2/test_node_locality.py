@@ -15,7 +15,7 @@ from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
 from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.load_balance import LoadBalance

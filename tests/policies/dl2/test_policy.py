@@ -29,7 +29,7 @@ from dl2d.policies.dl2.scoring import (
     score,
     weight_count,
 )
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 CPU = {"model": "m", "worker": Resources.of(cpu=2), "ps": Resources.of(cpu=1), "max_workers": 3, "max_ps": 3}
 #: Speed by (workers, PSs): a worker more helps, a PS more does not, except that 3w+2ps is best of all.

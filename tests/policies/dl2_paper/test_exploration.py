@@ -12,7 +12,7 @@ from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 from dl2d.core.jobs import Allocation
 from dl2d.policies.dl2_paper.exploration import drawn_size
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 
 def test_a_job_explores_as_often_as_asked_for_and_every_size_within_its_bounds_alike() -> None:

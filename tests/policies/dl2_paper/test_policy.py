@@ -18,7 +18,7 @@ from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.errors import CheckpointError, PolicyError
 from dl2d.core.jobs import NOTHING, Allocation, Progress
-from dl2d.core.packing import Packing
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.resources import Resources
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
@@ -31,7 +31,7 @@ from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
 from dl2d.simulation.workload.format import Workload
-from dl2d.tick.decision_check import check_decision
+from dl2d.tick.policy_check.decision_check import check_decision
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")
 RESOURCES = ("cpu", "gpu", "memory")

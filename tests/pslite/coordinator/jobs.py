@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.coordinator_settings import Settings
-from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.coordinator_settings import Settings
+from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
 from pslite.job.load_balancing import LoadBalancer, Rule
 from pslite.job.membership_plan import make_plan

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from coordinator.jobs import JOINED, job, sent, spec
 
-from pslite.coordinator import failover, job_completion, membership_plans, status_report
-from pslite.coordinator.job_state import PendingPlan
+from pslite.coordinator import job_completion
+from pslite.coordinator.failures import failover
+from pslite.coordinator.membership import membership_plans
+from pslite.coordinator.state import status_report
+from pslite.coordinator.state.job_state import PendingPlan
 from pslite.job.membership_plan import make_plan
 
 PLAN = ("worker-0", "worker-1", "ps-0")

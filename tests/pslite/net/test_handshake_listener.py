@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pslite.job.membership_plan import Member
-from pslite.launch.coordinator_launcher import _listen_as
-from pslite.launch.coordinator_supervisor import LogLocation
+from pslite.launch.coordinator_process.coordinator_launcher import _listen_as
+from pslite.launch.coordinator_process.coordinator_supervisor import LogLocation
 from pslite.net.authentication import Identity, connect
 from pslite.net.message_framing import frame
 from pslite.net.messages import MAX_CONTROL_BYTES, PROTOCOL, Accepted, Hello, Promote, Proof

@@ -279,7 +279,8 @@ def test_a_frame_of_the_wrong_length_is_refused_at_its_header(length):
 def test_servers_and_coordinators_do_not_import_torch_nor_dl2_run_beside_a_task_what_it_does_not_need():
     code = (
         "import sys; from pslite import run; assert not {'numpy', 'pslite.coordinator'} & set(sys.modules); "
-        "import pslite.launch.server_process, pslite.launch.coordinator_launcher; assert 'torch' not in sys.modules; "
+        "import pslite.launch.server_process; "
+        "from pslite.launch.coordinator_process import coordinator_launcher; assert 'torch' not in sys.modules; "
         "assert 'pickle' not in vars(run)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

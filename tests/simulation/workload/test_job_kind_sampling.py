@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dl2d.cli.train_options import training_workloads
+from dl2d.cli.train.train_options import training_workloads
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload.format import CapacityChange, NodeGroup, Workload, read_workload, write_workload
 from dl2d.simulation.workload.generators import generate

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dl2d.tick.observe import SAME_END_SECONDS
+from dl2d.tick.observation.observe import SAME_END_SECONDS
 from dl2d_slurm.submission.partitions import Partition, task_time_limits
 
 PARTITIONS = {"short": Partition("short", frozenset(), 3600.0), "long": Partition("long", frozenset())}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 #: How long a task may wait for the backfill scheduler, which runs every 30 seconds unless it has much to do.
 _START_SECONDS = 60.0
 #: A larger ``bf_resolution`` counts as 300 s; otherwise tasks would end too early. Together with ``_START_SECONDS`` and
-#: the rounding to minutes it is ``dl2d.tick.observe.SAME_END_SECONDS``, within which a task ends with its anchor.
+#: the rounding to minutes it is ``observe.SAME_END_SECONDS`` of the tick, within which a task ends with its anchor.
 _MAX_BACKFILL_SECONDS = 300
 
 

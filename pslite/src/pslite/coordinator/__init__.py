@@ -12,7 +12,7 @@ who is a member and moves the job from plan to plan, `failure_detector` says who
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator_settings import Settings
 from pslite.coordinator.event_loop import Coordinator
+from pslite.coordinator.state.coordinator_settings import Settings
 
 __all__ = ["Coordinator", "Settings"]

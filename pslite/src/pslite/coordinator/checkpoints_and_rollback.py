@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pslite.coordinator.coordinator_context import Job, StepRecord
-from pslite.coordinator.job_state import ROLES, MemberState
-from pslite.coordinator.status_report import current_epoch
+from pslite.coordinator.state.coordinator_context import Job, StepRecord
+from pslite.coordinator.state.job_state import ROLES, MemberState
+from pslite.coordinator.state.status_report import current_epoch
 from pslite.errors import CheckpointError
 from pslite.incident_limits import MAX_ROLLBACKS, Incident
 from pslite.job.job_status import Result

@@ -12,22 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from pslite.coordinator import (
-    checkpoints_and_rollback,
-    failover,
-    failure_detector,
-    job_completion,
-    joining_and_start,
-    membership_plans,
-    status_report,
-    work_reassignment,
-)
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.coordinator_settings import Settings
+from pslite.coordinator import checkpoints_and_rollback, job_completion
+from pslite.coordinator.failures import failover, failure_detector
 from pslite.coordinator.job_completion import GOODBYE_SECONDS
-from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.membership import joining_and_start, membership_plans, work_reassignment
 from pslite.coordinator.message_handlers import DUE, FROM_ANYBODY, HANDLERS
-from pslite.coordinator.state_log_entries import LogWriter
+from pslite.coordinator.state import status_report
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.coordinator_settings import Settings
+from pslite.coordinator.state.job_state import JobState, MemberState
+from pslite.coordinator.state.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
 from pslite.job.job_status import Status

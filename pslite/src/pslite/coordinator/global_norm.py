@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import MemberState
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.job_state import MemberState
 from pslite.net.messages import Factors, Norm
 from pslite.numeric.norms import Tensors
 from pslite.numeric.optimizers import clip_factor

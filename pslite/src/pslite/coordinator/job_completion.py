@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator import checkpoints_and_rollback, membership_plans
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import JobState, MemberState
-from pslite.coordinator.work_reassignment import lose_worker
+from pslite.coordinator import checkpoints_and_rollback
+from pslite.coordinator.membership import membership_plans
+from pslite.coordinator.membership.work_reassignment import lose_worker
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.job_status import Result
 from pslite.job.weight_blocks import digest_of
 from pslite.net.messages import Complete, DigestRequest, Digests, Exit

@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pslite.coordinator import (
-    allreduce_repair,
+from pslite.coordinator import checkpoints_and_rollback, global_norm, job_completion, sample_requests
+from pslite.coordinator.failures import allreduce_repair, failover, stall_handling
+from pslite.coordinator.membership import (
     barrier,
-    checkpoints_and_rollback,
-    failover,
     finished_workers,
-    global_norm,
-    job_completion,
     joining_and_start,
     membership_plans,
-    sample_requests,
-    stall_handling,
-    status_report,
     work_reassignment,
 )
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import MemberState
+from pslite.coordinator.state import status_report
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.job_state import MemberState
 from pslite.net.messages import (
     Announced,
     AskSamples,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pslite.coordinator.coordinator_context import Job
-from pslite.coordinator.job_state import JobState, MemberState
+from pslite.coordinator.state.coordinator_context import Job
+from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.sample_assignment import NOT_COUNTED, SampleAssigner
 from pslite.net.messages import AskSamples, AssignSamples
 

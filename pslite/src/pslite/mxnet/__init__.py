@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from pslite.launch.mxnet_launcher import task_variables
+from pslite.launch.coordinator_process.mxnet_launcher import task_variables
 from pslite.run import become_server
 
 # A process of MXNet's own launcher that is a server or the scheduler never comes back from `import mxnet`: it must be

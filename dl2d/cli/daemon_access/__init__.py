@@ -1,0 +1,1 @@
+"""How commands read what the daemon knows: its job API, its database, and whether it runs."""

@@ -1,0 +1,1 @@
+"""Commands on jobs: submit, pack, cancel, status, why, history and report."""

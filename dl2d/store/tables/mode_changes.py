@@ -1,0 +1,54 @@
+"""Changes of the daemon's mode: table ``mode_changes``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Select, insert, select
+from sqlalchemy.orm import Mapped, mapped_column
+
+from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.store.database import StoreTables
+from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, columns, table_of
+
+
+class ModeChangeRow(Base):
+    """A change of the daemon's mode."""
+
+    __tablename__ = "mode_changes"
+
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
+    at: Mapped[Moment]
+    before: Mapped[str] = mapped_column(comment="empty for the first")
+    after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")
+    by: Mapped[UserText] = mapped_column(comment="the daemon's process and machine")
+    reason: Mapped[UserText] = mapped_column(comment="start or reload")
+
+
+_MAPPING = Mapping(ModeChange, ModeChangeRow)
+
+
+class SqlModes(StoreTables):
+    """Changes of the daemon's mode."""
+
+    def enter_mode(self, mode: Mode, *, at: float, by: str, reason: str) -> ModeChange | None:
+        """Record the daemon's mode; returns the change, None where it was in this mode before."""
+        with self._database.writing(f"entering mode {mode}") as connection:
+            last = connection.execute(_newest(1)).one_or_none()
+            change = ModeChange(at, None if last is None else last.after, mode, by, reason)
+            if change.before is mode:
+                return None
+            connection.execute(insert(table_of(ModeChangeRow)), _MAPPING.values(change, before=change.before or ""))
+        return change
+
+    def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
+        """Changes of mode, newest first."""
+        with self._database.reading("listing changes of mode") as connection:
+            return tuple(
+                _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
+                for row in connection.execute(_newest(limit))
+            )
+
+
+def _newest(limit: int) -> Select[Any]:
+    return select(*columns(ModeChangeRow)).order_by(ModeChangeRow.number.desc()).limit(limit)

@@ -1,0 +1,141 @@
+"""HTTP and HTTPS requests to the daemon's job API, and the certificate by which it is trusted."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import os
+import re
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from functools import lru_cache
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+
+import msgspec
+
+from pslite.errors import UsageError
+from pslite.launch.daemon_connection.loopback_peer_uid import check_peer, trusted_accounts
+
+#: variable with the certificate of the daemon, or of the authority that signed it: path (PEM), or `certificate_text`
+CERTIFICATE_VARIABLE = "DL2_DAEMON_CERTIFICATE"
+_TEXT = "der:"
+#: maximum length of an answer, and of one that refuses a request, in bytes
+_MAX_ANSWER, _MAX_ERROR = 1 << 22, 65536
+#: maximum length of a reason, in characters
+_MAX_REASON = 300
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def fetch(url: str, body: object = None, *, credential: str = "", timeout: float = 10.0) -> bytes:
+    """Send a request to an http or https URL, with a body as JSON if there is one; return the answer.
+
+    Without TLS nothing is sent to a program on this machine that belongs to another account than the daemon's.
+
+    Raises `OSError` if there is no answer, or it is no HTTP; `urllib.error.HTTPError` where it refuses the request.
+    """
+    request = urllib.request.Request(url, None if body is None else msgspec.json.encode(body))  # noqa: S310
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    if credential:
+        request.add_header("Authorization", f"Bearer {credential}")
+    if request.type == "https":
+        context = tls_context(os.environ.get(CERTIFICATE_VARIABLE, ""))
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+    else:
+        opener = _clear_opener()
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            found: bytes = answer.read(_MAX_ANSWER)
+            return found
+    except HTTPException as error:
+        raise OSError(f"the answer is no HTTP that can be read: {error!r}"[:_MAX_REASON]) from error
+
+
+class _CheckedConnection(HTTPConnection):
+    """Connection without TLS; on the loopback interface only to a trusted account."""
+
+    def connect(self) -> None:
+        """Connect, and check who has accepted the connection."""
+        super().connect()
+        try:
+            check_peer(self.sock, trusted_accounts(), self.timeout or 0.0)
+        except OSError:
+            self.close()
+            raise
+
+
+class _CheckedHandler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_CheckedConnection, request)
+
+
+@lru_cache(maxsize=1)
+def _clear_opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_CheckedHandler)
+
+
+def error_text(error: urllib.error.HTTPError) -> str:
+    """Read what the daemon says of a request that it refuses, or else its HTTP status, and close the connection."""
+    try:
+        with error:
+            data = error.read(_MAX_ERROR)
+        return str(msgspec.json.decode(data, type=dict[str, object])["error"])
+    except (OSError, HTTPException, msgspec.MsgspecError, KeyError):
+        return f"{error.code} {error.reason}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is the machine itself, whichever machine that is."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_private(daemon: str) -> None:
+    """Check that requests to the daemon do not cross a network unencrypted: it is reached by https, or on this machine.
+
+    Raises `UsageError` if they would.
+    """
+    parts = urllib.parse.urlsplit(daemon)
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise UsageError(
+            "requests to the daemon hold secrets of jobs and credentials of users, which go over https only, but the "
+            f"daemon's address is {daemon!r}: the administrator sets api.certificate, and api.advertise (or DL2_DAEMON "
+            f"where it is set) to the https:// URL ({CERTIFICATE_VARIABLE} names the certificate if this machine does "
+            "not trust who signed it)"
+        )
+
+
+def certificate_text(pem: str) -> str:
+    """Return the certificates of a PEM file, and nothing else of it, as a value of DL2_DAEMON_CERTIFICATE.
+
+    Raises `ValueError` if one is not Base64.
+    """
+    found = b"".join(ssl.PEM_cert_to_DER_cert(part) for part in _PEM.findall(pem))
+    return _TEXT + base64.b64encode(found).decode()
+
+
+def tls_context(certificate: str) -> ssl.SSLContext:
+    """Return a context that trusts a value of DL2_DAEMON_CERTIFICATE as well, or what the machine trusts for "".
+
+    Raises `OSError` if the file that it names cannot be read.
+    """
+    # a file may be replaced while the job runs, when its certificate expires
+    changed = 0 if not certificate or certificate.startswith(_TEXT) else os.stat(certificate).st_mtime_ns  # noqa: PTH116
+    return _made_context(certificate, changed)
+
+
+@lru_cache(maxsize=4)
+def _made_context(certificate: str, changed: int) -> ssl.SSLContext:
+    del changed
+    if certificate.startswith(_TEXT):
+        context = ssl.create_default_context()  # the daemon's next certificate may be of an authority that is trusted
+        context.load_verify_locations(cadata=base64.b64decode(certificate.removeprefix(_TEXT)))
+    else:
+        context = ssl.create_default_context(cafile=certificate or None)
+    # a certificate that is given is trusted as it is, whoever has signed it
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    return context
