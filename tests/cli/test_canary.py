@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from cli.conftest import Dl2d, store_url, write_config
-from tick.test_canary_decision import CanaryWorld
+from tick.decision.test_canary_decision import CanaryWorld
 
 from dl2d.cli import canary_summary
 from dl2d.core.canary import CanaryState

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from free_ports import free_port
-from learning.test_recorded_days import a_history, a_job
+from learning.site_records.test_recorded_days import a_history, a_job
 from recorded_site import MONDAY
 
 from dl2d.cli import policy as policy_commands

@@ -20,7 +20,7 @@ from free_ports import free_port
 from self_signed import self_signed
 from slurm_fakes import FakeSlurm, node_row
 
-from dl2d.cli.check.check import check
+from dl2d.cli.check import check
 from dl2d.daemon.key_and_address_files import write_address
 from dl2d.store.sql_store import SqlStore
 from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress

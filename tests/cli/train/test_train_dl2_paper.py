@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from policies.dl2_paper.test_policy import a_checkpoint
 
-from dl2d.cli.train.train import train_dl2_paper
+from dl2d.cli.train import train_dl2_paper
 from dl2d.learning.dl2_paper.rollout import SampleCollector
 from dl2d.learning.dl2_paper.samples import Samples
 from dl2d.learning.dl2_paper.settings import Settings

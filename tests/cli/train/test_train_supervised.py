@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
-from cli.test_train_dl2_paper import a_workload_file
-from cli.test_train_in_digital_twin import DAY, DAYS
+from cli.train.test_train_dl2_paper import a_workload_file
+from cli.train.test_train_in_digital_twin import DAY, DAYS
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
 from dl2d.cli.policy_trials import promotion_trial, training_decisions
 from dl2d.cli.policy_trials.trained_policy_check import replay_line
 from dl2d.cli.policy_trials.training_decisions import recorded_slots
-from dl2d.cli.train.train import train_dl2_supervised, train_supervised
+from dl2d.cli.train import train_dl2_supervised, train_supervised
 from dl2d.cli.train.train_options import site_settings
 from dl2d.cli.train.train_supervised_report import (
     comparison_lines,

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task, TaskState
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
-from dl2d.core.packing.bin_packing import Packing, node_classes
+from dl2d.core.packing import node_classes
+from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.limit_room import Blocked
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.placement.best_fit import BestFit

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning.test_recorded_days import SEEN, a_history, a_job, a_request, cluster_states_of, measured
+from learning.site_records.test_recorded_days import SEEN, a_history, a_job, a_request, cluster_states_of, measured
 from recorded_site import MONDAY, a_site, record
 
 from dl2d.core.cluster import Node
