@@ -401,7 +401,7 @@ def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path:
     )
     # Its priority is the lowest: what takes half a minute alone takes many beside other tests.
     process = (
-        "import functools, pathlib, sys; from dl2d.cli import learner_process, promotion_trial as trial; "
+        "import functools, pathlib, sys; from dl2d.cli.policy_trials import learner_process, promotion_trial as trial; "
         "trial.too_little_to_compare = lambda *_: None; "
         "trial.split_history = functools.partial(trial.split_history, draws=4, tests=4); "
         "learner_process.main(pathlib.Path(sys.argv[1]))"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from jobs import JOINED, job
+from coordinator.jobs import JOINED, job
 
 from pslite.coordinator.failures.stall_handling import check, stuck_members, take_stacks
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch

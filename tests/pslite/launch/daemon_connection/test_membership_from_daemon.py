@@ -245,7 +245,7 @@ def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
 
 def test_a_batch_job_whose_daemon_refuses_connections_ends_with_status_2_unless_it_is_standalone(munge):
     url = f"http://127.0.0.1:{free_port()}"
-    patience = "from pslite.launch import job_registration as it; it._REGISTER_SECONDS = 0"
+    patience = "from pslite.launch.daemon_connection import job_registration as it; it._REGISTER_SECONDS = 0"
 
     def run(*options):
         done = subprocess.run(

@@ -23,7 +23,7 @@ from pslite.launch.task_process import container_agent
 from pslite.launch.task_process.container_agent import container_environment
 
 FOREVER = "echo >started; while :; do sleep 0.05; done"
-IMPORTS = "import sys; from pslite import run; from pslite.launch import container_agent"
+IMPORTS = "import sys; from pslite import run; from pslite.launch.task_process import container_agent"
 ENVIRONMENT = {
     "DL2_DAEMON": "http://head:1/",
     "DL2_JOB": "yarn.1.2",
