@@ -30,7 +30,7 @@ from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import OWNER, make_job
 from dl2d.tick.task_command_and_environment import TaskSpecs

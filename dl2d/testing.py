@@ -11,7 +11,7 @@ from typing import Any
 from dl2d.core.cluster import Node
 from dl2d.core.jobs import Job, JobKey, JobRequest, JobState, Launch, Owner
 from dl2d.core.resources import Resources
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
 
 __all__ = ["LAUNCH", "OWNER", "MemoryManager", "MemoryStore", "make_job", "make_nodes", "make_request"]

@@ -21,8 +21,8 @@ from dl2d.learning.site_records.digital_twin import Speeds, workload_of
 from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.replay import IdleCluster, Rules, replay
 from dl2d.simulation.workload.format import Workload
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 from dl2d.tick.tick_context import GuardRules
 
 #: Jobs of the generated load, the intervals in which they come, and how many intervals one takes at most at its minimum

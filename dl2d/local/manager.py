@@ -30,7 +30,7 @@ from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, 
 from dl2d.core.resources import Resources
 from dl2d.local import task_supervisor
 from dl2d.local.settings import LocalSettings
-from dl2d.local.task_records import Ending, ProcessId, Record, Records, unavailable
+from dl2d.local.task_files import Ending, ProcessId, Record, Records, unavailable
 from dl2d.local.task_supervisor import BEGIN_LIMIT, START_LIMIT, boot_id, start_ticks
 from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 

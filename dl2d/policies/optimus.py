@@ -15,7 +15,7 @@ from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Architecture, Job
 from dl2d.core.measured_speeds import KnownSpeeds
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.policies.common.marginal_gain import GrowingJobs, JobGroup, ended_at, seconds_per_sample
 from dl2d.throughput.optimus_loss_curve import fit_losses

@@ -15,7 +15,7 @@ from dl2d.core.cluster import NodeState, Snapshot, Task
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.policy import NO_EVIDENCE, Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation, next_bundle

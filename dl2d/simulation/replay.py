@@ -23,7 +23,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.store import JobChange
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.simulation.node_outages import NodeEvent, Outages
 from dl2d.simulation.realism_effects import Effects, reported_epoch, resized

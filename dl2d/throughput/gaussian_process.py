@@ -68,14 +68,6 @@ import numpy as np
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
 from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
-from dl2d.throughput.calibrated_measurements import (
-    Points,
-    are_few,
-    as_points,
-    noise_of_outliers,
-    sizes_of,
-    with_noise_of_outliers,
-)
 from dl2d.throughput.gaussian_process_prior import (
     NUGGET_VARIANCE,
     PRIOR_VARIANCE,
@@ -86,6 +78,14 @@ from dl2d.throughput.gaussian_process_prior import (
     kind_covariance,
     precision,
     shared_covariance,
+)
+from dl2d.throughput.training_data import (
+    Points,
+    are_few,
+    as_points,
+    noise_of_outliers,
+    sizes_of,
+    with_noise_of_outliers,
 )
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.

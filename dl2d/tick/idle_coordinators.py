@@ -26,7 +26,7 @@ from msgspec import structs
 from dl2d.core.cluster import Node, Snapshot, submit_order
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Role
 from dl2d.core.packing.bin_packing import JobDemand, Packing, job_demand
-from dl2d.core.packing.limit_room import LimitRoom
+from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
 from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import RmJob, RmJobState

@@ -12,7 +12,7 @@ from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode import Mode
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.packing.make_room import TaskGroup
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts

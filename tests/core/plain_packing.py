@@ -9,7 +9,7 @@ from itertools import repeat
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
 

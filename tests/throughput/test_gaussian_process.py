@@ -14,8 +14,8 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.speeds.speed_models import AllReduce, PsSync, SpeedModel
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 SMOOTH = {
     "a": PsSync((0.02, 0.1, 0.3, 0.005, 0.01), 32),

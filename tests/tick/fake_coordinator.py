@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmJobState
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, targets
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 
 if TYPE_CHECKING:
     from dl2d.store.sql_store import SqlStore

@@ -24,7 +24,7 @@ from dl2d.core.resource_manager import (
     Yields,
 )
 from dl2d.core.resources import Resources
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 
 
 class ScriptedManager(MemoryManager):

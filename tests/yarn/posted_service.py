@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dl2d.core.job_request_parser import RequestRules, parse_request
-from dl2d_yarn.service_file import PostedJob
+from dl2d_yarn.service_description import PostedJob
 from dl2d_yarn.settings import YarnSettings
 
 DIRECTIVES = {

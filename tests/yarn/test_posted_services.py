@@ -23,7 +23,7 @@ from dl2d.core.jobs import JobKey, Launch, Role
 from dl2d.core.resource_manager import ContainerReport, RmJobState, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d_yarn.manager import YarnManager
-from dl2d_yarn.service_file import posted_description
+from dl2d_yarn.service_description import posted_description
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from dl2d_yarn.queue_and_growth_limits import (
     read_queues,
     within_headroom,
 )
-from dl2d_yarn.service_file import posted_description
+from dl2d_yarn.service_description import posted_description
 
 LARGE = (8192, 16, 4)
 

@@ -193,7 +193,7 @@ def _to_yarn(
     # What only this way needs.
     from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing  # noqa: PLC0415
     from dl2d_yarn.rest_client import RestClient  # noqa: PLC0415
-    from dl2d_yarn.service_file import PostedJob, posted_description, read_application_id  # noqa: PLC0415
+    from dl2d_yarn.service_description import PostedJob, posted_description, read_application_id  # noqa: PLC0415
     from dl2d_yarn.settings import YarnSettings  # noqa: PLC0415
 
     if job.cwd is not None and (archive or files):

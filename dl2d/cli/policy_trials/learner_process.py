@@ -69,7 +69,7 @@ def _learn(settings: Settings) -> Path:
     from dl2d.cli.policy_trials.learning_from_site_records import TwinSettings, checked, judged, learn  # noqa: PLC0415
     from dl2d.cli.policy_trials.promotion_trial import live_review  # noqa: PLC0415
     from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
-    from dl2d.learning.training_state import DEFAULT_ITERATIONS  # noqa: PLC0415
+    from dl2d.learning.interrupted_training import DEFAULT_ITERATIONS  # noqa: PLC0415
 
     told: dict[str, float] = {}
 

@@ -48,7 +48,7 @@ from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, settings_in
 from dl2d.policies.common.training_input_ranges import widened
 from dl2d.policies.dl2.checkpoint_contents import from_arrays
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
-from dl2d.throughput.calibrated_measurements import as_measured, by_kind, merged_kinds
+from dl2d.throughput.training_data import as_measured, by_kind, merged_kinds
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2_paper.live_samples import LiveSlot

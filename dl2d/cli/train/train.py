@@ -12,7 +12,7 @@ from dl2d.cli.shared_options import JsonOption, options_given
 from dl2d.cli.train.train_options import Design, TrainOptions, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher
-from dl2d.learning.training_state import DEFAULT_ITERATIONS
+from dl2d.learning.interrupted_training import DEFAULT_ITERATIONS
 from dl2d.simulation.workload.sources import is_drawn, source_forms
 
 _PAPERS_OPTIONS = ("teacher", "start", "offline")

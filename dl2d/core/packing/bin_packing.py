@@ -3,7 +3,7 @@
 A change of a job's allocation is cut into batches of equal tasks. Of each batch, tasks that run already are taken up
 where they are, and new ones go to the first nodes in the placement's order that have room (``node_classes``).
 What cannot be had whole is undone, with the reason why not (``no_room_reasons``). Limits on what jobs hold
-together are kept as well (``limit_room``).
+together are kept as well (``room_in_limits``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
-from dl2d.core.packing.limit_room import Blocked, LimitRoom
 from dl2d.core.packing.no_room_reasons import NoRoomReasons
 from dl2d.core.packing.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
 from dl2d.core.packing.resource_vectors import ResourceVectors
+from dl2d.core.packing.room_in_limits import Blocked, LimitRoom
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import NO_RESOURCES, Resources
 

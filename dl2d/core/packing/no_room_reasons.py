@@ -8,9 +8,9 @@ from dataclasses import replace
 from dl2d.core.cluster import Node
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.packing.limit_room import Blocked
 from dl2d.core.packing.node_classes import NodeClass, NodeClasses, Vector
 from dl2d.core.packing.resource_vectors import ResourceVectors
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.placement import Placement
 from dl2d.core.resources import NO_RESOURCES, Resources
 

@@ -18,7 +18,7 @@ from dl2d.core.job_request_parser import (
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role, User
 from dl2d.core.resource_manager import Anchor, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.daemon.api.newest_entries import NewestEntries
+from dl2d.daemon.api.limited_size_dict import NewestEntries
 from pslite.job.environment_passed_to_tasks import is_secret
 
 #: Resources of which a fraction is rounded up where the resource manager gives whole numbers only.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from dl2d.core.jobs import JobKey
-from dl2d.daemon.api.newest_entries import NewestEntries
+from dl2d.daemon.api.limited_size_dict import NewestEntries
 
 #: Jobs that are remembered, and processes of a job: it has one coordinator, and a new one after each death.
 _MAX_JOBS, _MAX_SENDERS = 100_000, 64

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from dl2d.core.job_request_parser import MAX_LAUNCH_BYTES
 from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, client_group
-from dl2d.daemon.api.newest_entries import NewestEntries
+from dl2d.daemon.api.limited_size_dict import NewestEntries
 
 #: Requests without a credential that an address may send at once, in seconds of its rate.
 BURST_SECONDS = 5.0

@@ -40,7 +40,7 @@ from dl2d.policies.common.training_input_ranges import INPUT_RANGES, recorded_ra
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2.scoring import FEATURES, describe_steps, feature_values, score
-from dl2d.throughput.calibrated_measurements import as_measured, by_kind, merged_kinds
+from dl2d.throughput.training_data import as_measured, by_kind, merged_kinds
 
 #: Maximum number of possible steps, over all states, that are learned from, and that decide when learning stops.
 _MAX_STEPS, _MAX_STOPPING_STEPS = 1_000_000, 250_000

@@ -17,7 +17,7 @@ from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
 from dl2d.core.measured_speeds import MeasuredSpeeds
-from dl2d.learning import training_state
+from dl2d.learning import interrupted_training
 from dl2d.learning.dl2.evolution_strategy import Search, Step, advance
 from dl2d.learning.dl2.rollout import Measurements, RolloutWorkloads, measuring, rollout
 from dl2d.policies.common.checkpoint import Checkpoint
@@ -26,8 +26,8 @@ from dl2d.policies.dl2.checkpoint_contents import NAME, as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
 from dl2d.simulation.workload.format import Workload
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 _STATE = "state.npz"
 #: What follows the seed in the seeds of generators.
@@ -43,7 +43,7 @@ class TrainingSettings(Record):
 
     seed: Annotated[int, Whole(0, 2**63 - 1)] = 0
     #: Iterations of the search; every so many, the validation workloads are run and the throughput model is updated.
-    iterations: Annotated[int, Whole(0, 1_000_000)] = training_state.DEFAULT_ITERATIONS
+    iterations: Annotated[int, Whole(0, 1_000_000)] = interrupted_training.DEFAULT_ITERATIONS
     every: Annotated[int, Whole(1, 1_000_000)] = 10
     #: Hidden units of the scorer; 0: it is linear.
     hidden: Annotated[int, Whole(0, 4096)] = 0
@@ -242,7 +242,7 @@ def save_state(state: State, settings: TrainingSettings, inputs: str, folder: Pa
         "looks": [asdict(look) for look in state.looks],
         "kinds": kinds,
     }
-    training_state.save_state(training_state.State(words=words, arrays=arrays), folder / _STATE)
+    interrupted_training.save_state(interrupted_training.State(words=words, arrays=arrays), folder / _STATE)
 
 
 def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
@@ -253,7 +253,7 @@ def load_state(settings: TrainingSettings, inputs: str, folder: Path) -> State:
     CheckpointError
         There is none, it is damaged, or it is of other settings (a number of iterations aside) or other workloads.
     """
-    found = training_state.load_state(folder / _STATE)
+    found = interrupted_training.load_state(folder / _STATE)
     words, arrays = found.words, dict(found.arrays)
     try:
         search = Search(

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import PlainValidator, model_validator
 
 from dl2d.core.input_validation import Flag, Number, Record, Whole, bad, not_one_of
-from dl2d.learning.training_state import DEFAULT_ITERATIONS
+from dl2d.learning.interrupted_training import DEFAULT_ITERATIONS
 
 
 class Teacher(enum.StrEnum):

@@ -40,7 +40,7 @@ from dl2d.learning.dl2_paper.rollout import SampleCollector, Score, score
 from dl2d.learning.dl2_paper.samples import ReplayBuffer, Samples
 from dl2d.learning.dl2_paper.settings import SERVE_WHOLE, Credit, NetworkKind, Settings
 from dl2d.learning.dl2_paper.supervised import fit
-from dl2d.learning.training_state import State, load_state, save_state
+from dl2d.learning.interrupted_training import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ranges
 from dl2d.policies.dl2_paper.observation import ObservationEncoding

@@ -18,8 +18,8 @@ from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.site_history import History
 from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.speeds.speed_models import Table
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 
 def with_assumed_speeds(history: History) -> History:

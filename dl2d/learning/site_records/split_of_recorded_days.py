@@ -35,8 +35,8 @@ from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 from dl2d.simulation.workload.format import Workload
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 _T = TypeVar("_T")
 #: Name of the case that has the speeds which the throughput model expects, among those of several consecutive days.

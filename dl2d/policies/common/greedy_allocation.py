@@ -8,7 +8,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing.bin_packing import JobDemand, Packing, job_demand
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.policy import Policy
 
 

@@ -16,7 +16,7 @@ from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobRequest, Role
 from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.common.sizes_to_measure import Sampling, candidates

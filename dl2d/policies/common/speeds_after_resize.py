@@ -5,9 +5,9 @@ from __future__ import annotations
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, Job
-from dl2d.throughput.calibrated_measurements import by_kind, without_drift
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.mislabelled_jobs import Relabelling
+from dl2d.throughput.training_data import by_kind, without_drift
 
 #: Standard deviations that are added to predicted speeds by default, so that sizes which may be faster are tried.
 DEFAULT_OPTIMISM = 0.5

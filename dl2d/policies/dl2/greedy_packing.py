@@ -15,7 +15,7 @@ import numpy as np
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 
 

@@ -20,8 +20,8 @@ from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
-from dl2d.core.packing.make_room import TaskGroups, WaitingTask, make_room
+from dl2d.core.packing.room_in_limits import Blocked
+from dl2d.core.packing.tasks_that_make_room import TaskGroups, WaitingTask, make_room
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Shortfall
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, version_of

@@ -18,7 +18,10 @@ from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.node_locality import Locality, largest_requests, min_worker_seconds
-from dl2d.throughput.calibrated_measurements import (
+from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.gaussian_process_prior import Group
+from dl2d.throughput.mislabelled_jobs import Relabelling
+from dl2d.throughput.training_data import (
     Points,
     by_kind,
     calibration,
@@ -28,9 +31,6 @@ from dl2d.throughput.calibrated_measurements import (
     speeds_at,
     without_drift,
 )
-from dl2d.throughput.gaussian_process import GaussianProcess
-from dl2d.throughput.gaussian_process_prior import Group
-from dl2d.throughput.mislabelled_jobs import Relabelling
 
 
 class CheckpointSpeeds:
@@ -108,7 +108,7 @@ class Predictions:
 def merged_measurements(snapshot: Snapshot, checkpoint_speeds: CheckpointSpeeds) -> dict[TrainingKind, Points]:
     """Merge the checkpoint's measurements, calibrated for this cluster, with informative ones made on the cluster.
 
-    The steps are those of ``dl2d.throughput.calibrated_measurements``; the checkpoint's points are the reference.
+    The steps are those of ``dl2d.throughput.training_data``; the checkpoint's points are the reference.
     """
     requests = largest_requests(snapshot)
     requests_of_groups = {Group.of(kind): request for kind, request in requests.items()}

@@ -22,7 +22,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.resources import Resources
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2_paper.exploration import drawn_size

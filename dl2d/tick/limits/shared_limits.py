@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Owner
-from dl2d.core.packing.limit_room import amounts_of_size, amounts_with_tasks
+from dl2d.core.packing.room_in_limits import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.tick_context import GuardRules

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
-from dl2d.core.packing.limit_room import LimitRoom
-from dl2d.core.packing.make_room import TaskGroup
+from dl2d.core.packing.room_in_limits import LimitRoom
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop

@@ -11,9 +11,9 @@ from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
-from dl2d.core.packing.make_room import TaskGroup, TaskGroups
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.packing.task_leaving_order import LeavingOrder
+from dl2d.core.packing.tasks_that_make_room import TaskGroup, TaskGroups
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 

@@ -13,9 +13,9 @@ from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import Blocked
-from dl2d.core.packing.make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
+from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.packing.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
+from dl2d.core.packing.tasks_that_make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.jobs import JobKey
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.make_room import TaskGroup, WaitingTask
 from dl2d.core.packing.task_leaving_order import leaving_order
+from dl2d.core.packing.tasks_that_make_room import TaskGroup, WaitingTask
 from dl2d.core.task_starts_and_stops import Move
 from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
 

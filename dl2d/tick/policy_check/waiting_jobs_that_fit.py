@@ -15,7 +15,7 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Job, JobKey
 from dl2d.core.packing.bin_packing import JobDemand, Packing, job_demand
-from dl2d.core.packing.limit_room import LimitRoom
+from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
 from dl2d.core.task_starts_and_stops import Plan
 

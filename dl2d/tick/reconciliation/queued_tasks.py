@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
-from dl2d.core.packing.limit_room import LimitRoom
+from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
 from dl2d.core.resource_manager import RmListing
 from dl2d.core.task_starts_and_stops import Plan, Start, Stop

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from dl2d.core.cluster import Claimant, Snapshot, Task, TaskState
 from dl2d.core.error_wording import some_of
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.packing.limit_room import amounts_of_size, amounts_with_tasks
+from dl2d.core.packing.room_in_limits import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs

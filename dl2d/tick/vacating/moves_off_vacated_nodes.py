@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dl2d.core.cluster import Task
-from dl2d.core.packing.make_room import TaskGroup
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.node_search_state import NodeRoom

@@ -9,8 +9,8 @@ from typing import Any
 from dl2d.core.cluster import NodeState, Snapshot, Task
 from dl2d.core.jobs import TASK_ROLES, Allocation, JobKey, Role
 from dl2d.core.packing.bin_packing import JobDemand, job_demand
-from dl2d.core.packing.make_room import TaskGroup
 from dl2d.core.packing.task_leaving_order import leaving_order, rank_0_worker
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Task
-from dl2d.core.packing.make_room import TaskGroup
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs

@@ -37,7 +37,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import ClaimedNodes, Snapshot
 from dl2d.core.jobs import Allocation, JobKey
-from dl2d.core.packing.make_room import TaskGroup
+from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.claim_history import (

@@ -13,7 +13,7 @@ from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
 from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.queue_and_growth_limits import read_queues
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_file import read_template
+from dl2d_yarn.service_description import read_template
 from dl2d_yarn.settings import YarnSettings
 
 _API_SERVICE = "yarn.webapp.api-service.enable"

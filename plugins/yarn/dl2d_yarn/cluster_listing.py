@@ -19,7 +19,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.service_file import SERVICE_NAME
+from dl2d_yarn.service_description import SERVICE_NAME
 from dl2d_yarn.yarn_states import (
     COMPONENT_STATES,
     CONTAINER_STATES,

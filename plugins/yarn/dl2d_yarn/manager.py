@@ -49,7 +49,7 @@ from dl2d_yarn.queue_and_growth_limits import (
     within_shares,
 )
 from dl2d_yarn.rest_client import MAX_DESCRIPTION_BYTES, SERVICE_CALL_SECONDS, RestClient
-from dl2d_yarn.service_file import (
+from dl2d_yarn.service_description import (
     MAX_REQUEST_CHARACTERS,
     PROPERTY_PREFIX,
     SECRET_VARIABLE,
@@ -65,7 +65,7 @@ from dl2d_yarn.services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.static_jobs import WatchedApplications, owner_of
 from dl2d_yarn.task_assignment import ContainerTasks
-from dl2d_yarn.task_records import Task
+from dl2d_yarn.tasks_and_anchors import Task
 from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)

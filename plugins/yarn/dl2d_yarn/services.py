@@ -9,9 +9,9 @@ from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d_yarn.cluster_listing import Application, ClusterListing
-from dl2d_yarn.service_file import job_of_service
+from dl2d_yarn.service_description import job_of_service
 from dl2d_yarn.task_assignment import ContainerTasks
-from dl2d_yarn.task_records import Task
+from dl2d_yarn.tasks_and_anchors import Task
 
 #: Time after which a posted service that never became an application is removed, seconds: YARN copies files first.
 NO_APPLICATION_SECONDS = 300.0

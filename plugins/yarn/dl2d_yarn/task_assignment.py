@@ -13,7 +13,7 @@ from dl2d.core.cluster import task_tag
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
 from dl2d_yarn.component_containers import Component, IdleContainer, IdlePeriod, start_order
-from dl2d_yarn.task_records import Task, TaskRecords
+from dl2d_yarn.tasks_and_anchors import Task, TaskRecords
 
 #: Number of reports of all containers together that the daemon takes in a second: each costs it about 2 ms.
 MAX_REPORTS_PER_SECOND = 200

@@ -23,8 +23,8 @@ from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.workload.format import Workload, read_workload
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 PAPER = preset(PresetName.DL2_PAPER)
 QUICK = TrainingSettings(

@@ -17,7 +17,7 @@ from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.settings import Settings
 from dl2d.learning.dl2_paper.trainer import train
-from dl2d.learning.training_state import State, load_state, save_state
+from dl2d.learning.interrupted_training import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
 
 #: Trains in a process of its own and says so in a line after each update and each round.

@@ -28,8 +28,8 @@ from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.sources import load_source
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_request
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 from dl2d.tick.tick_context import GuardRules
 
 SLOT = 1200.0

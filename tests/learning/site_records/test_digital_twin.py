@@ -29,8 +29,8 @@ from dl2d.learning.site_records.split_of_recorded_days import split_history
 from dl2d.policies.drf import Drf
 from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
 from dl2d.store.sql_store import SqlStore
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
+from dl2d.throughput.training_data import by_kind
 
 SLOT = 1200.0
 

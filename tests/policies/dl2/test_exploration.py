@@ -14,9 +14,9 @@ from dl2d.core.jobs import Job
 from dl2d.core.measured_speeds import SpeedPoint
 from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
-from dl2d.throughput.calibrated_measurements import by_kind
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.mislabelled_jobs import Relabelling
+from dl2d.throughput.training_data import by_kind
 
 A = own(((4, 4), TRUE["a"][4, 4]))
 B = own(((4, 4), TRUE["b"][4, 4]))

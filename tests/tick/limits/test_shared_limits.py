@@ -18,7 +18,7 @@ from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner
 from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.core.packing.bin_packing import Packing
-from dl2d.core.packing.limit_room import LimitRoom
+from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.policy import Policy
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit

@@ -15,7 +15,7 @@ from dl2d.core.cluster import Node, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, JobKey, Role
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.testing import make_job
 from dl2d.tick.observation.allocated_resources import with_given
 

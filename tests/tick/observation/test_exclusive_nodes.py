@@ -13,7 +13,7 @@ from dl2d.core.jobs import Allocation, Role
 from dl2d.core.resource_manager import Claim, RmJob, RmJobState, RmListing
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources, Shortfall
 from dl2d.placement.dl2_paper import Dl2Paper
-from dl2d.simulation.in_memory_manager import MemoryManager
+from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.store.tables.slots_and_decisions import resource_use
 from dl2d.testing import make_job, make_nodes
 from dl2d.tick.decision.decide import decide

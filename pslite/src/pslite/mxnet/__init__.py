@@ -27,7 +27,7 @@ os.environ.update(task_variables(os.environ))
 from pslite.job.job_spec import LAMB, SGD, Adam  # noqa: E402
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay  # noqa: E402
 from pslite.mxnet.elastic_data_sampler import elastic_split  # noqa: E402
-from pslite.mxnet.job import ElasticJob  # noqa: E402
+from pslite.mxnet.gluon_elastic_job import ElasticJob  # noqa: E402
 from pslite.mxnet.kvstore.registration_with_mxnet import register  # noqa: E402
 
 __all__ = [

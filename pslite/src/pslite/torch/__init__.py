@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pslite.job.job_spec import LAMB, SGD, Adam
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, StepDecay
-from pslite.torch.job import ElasticJob
+from pslite.torch.elastic_job import ElasticJob
 from pslite.torch.parameters import Group
 
 __all__ = [

@@ -6,7 +6,7 @@ another group than the one that the first worker is at.
 
 from __future__ import annotations
 
-from pslite.mxnet.kvstore.job import KVStoreJob
+from pslite.mxnet.kvstore.kvstore_job import KVStoreJob
 
 #: how many steps of no key a worker does until the first one is at the same group, at most
 _MAX_IDLE_STEPS = 64

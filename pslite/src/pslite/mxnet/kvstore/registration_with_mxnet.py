@@ -14,7 +14,7 @@ from mxnet.module import base_module, module
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_STALENESS
 from pslite.mxnet.kvstore.elastic_kvstore import ElasticKVStore
-from pslite.mxnet.kvstore.job import ONE_TRAINER
+from pslite.mxnet.kvstore.kvstore_job import ONE_TRAINER
 
 NAME = "dl2"
 #: what scripts ask for that were written for MXNet's own servers

@@ -7,7 +7,7 @@ from tick.world import World
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
-from dl2d.core.packing.make_room import MAX_EXAMINED_NODES, RoomMade, WaitingTask, make_room
+from dl2d.core.packing.tasks_that_make_room import MAX_EXAMINED_NODES, RoomMade, WaitingTask, make_room
 from dl2d.core.resources import Resources
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.testing import make_nodes

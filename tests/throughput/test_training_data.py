@@ -12,7 +12,7 @@ from throughput.test_gaussian_process import SMOOTH, SPREAD, a_kind, a_request, 
 
 from dl2d.core.jobs import Allocation
 from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint
-from dl2d.throughput.calibrated_measurements import (
+from dl2d.throughput.training_data import (
     as_measured,
     as_points,
     by_kind,
