@@ -52,7 +52,7 @@ import structlog
 from harness import options_of, show
 
 from dl2d.core.credentials_from_daemon_key import Credentials
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import Denied
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey, JobState, Owner

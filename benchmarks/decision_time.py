@@ -30,8 +30,14 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Node, SharedLimit, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState
-from dl2d.core.measured_losses import MAX_LOSSES, LossPoint, MeasuredLoss
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import (
+    MAX_LOSSES,
+    LossPoint,
+    MeasuredLoss,
+    MeasuredSpeeds,
+    SpeedPoint,
+    TrainingKind,
+)
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import Resources

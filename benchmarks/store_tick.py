@@ -25,7 +25,7 @@ from harness import options_of, show
 from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, Launch, Progress, Role
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
 from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, text
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobRequest, JobState, Launch
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState

@@ -9,7 +9,7 @@ import numpy as np
 from tick.world import World
 
 from dl2d.core.cluster import Node
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.jobs import Owner
 from dl2d.core.resource_manager import RmJobState, StaticJob
 from dl2d.core.resources import Resources

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dl2d.config.settings import Settings
-from dl2d.core.canary import Canary, CanaryState
+from dl2d.core.daemon_mode_and_canary import Canary, CanaryState
 from dl2d.core.json_codec import as_plain
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, compare_groups
 

@@ -14,8 +14,7 @@ from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.canary import CanaryState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
 from dl2d.core.errors import (
     Dl2dError,
     GateRefused,

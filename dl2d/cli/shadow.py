@@ -16,8 +16,7 @@ from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.errors import Dl2dError, WorkloadError, counted
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint

@@ -16,8 +16,7 @@ from rich.table import Table
 from dl2d.cli.output import print_tables, table
 from dl2d.cli.progress_display import shown_progress
 from dl2d.cli.shared_options import JsonOption, options_given
-from dl2d.core.error_wording import printable
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, printable
 from dl2d.core.json_codec import as_plain
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
 from dl2d.simulation.key_value_options import key_values

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 import dl2d
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import ConfigError, RequestError
 from dl2d.core.input_validation import problems_of
 from dl2d.core.job_request_parser import MAX_TASKS, RequestRules

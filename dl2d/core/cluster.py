@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from dl2d.core.error_wording import counted, some_of
+from dl2d.core.errors import counted, some_of
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, Role
-from dl2d.core.measured_losses import MeasuredLoss
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredLoss, MeasuredSpeeds
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 

@@ -26,8 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from dl2d.core.error_wording import MAX_SHOWN, did_you_mean, is_meant, printable, shown
-from dl2d.core.errors import ConfigError, RequestError
+from dl2d.core.errors import MAX_SHOWN, ConfigError, RequestError, did_you_mean, is_meant, printable, shown
 from dl2d.core.resources import Resources, parse_resources
 
 T = TypeVar("T")

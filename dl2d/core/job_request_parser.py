@@ -14,8 +14,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, PlainValidator
 
-from dl2d.core.error_wording import did_you_mean, shown
-from dl2d.core.errors import RequestError
+from dl2d.core.errors import RequestError, did_you_mean, shown
 from dl2d.core.input_validation import NAME, NAME_RULE, Demand, Number, Record, Text, Whole, bad, read_fields
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Durability, JobRequest
 from dl2d.core.resources import NO_RESOURCES, Resources

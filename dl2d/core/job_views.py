@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dl2d.core.cluster import Task
-from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.core.decision import JobDecision
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime

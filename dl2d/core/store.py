@@ -1,4 +1,4 @@
-"""Contract of the store, which keeps everything that dl2d observed and decided.
+"""Contract of the store, which keeps everything that dl2d observed and decided, and a site's history as read from it.
 
 Writes are atomic and durable when the call returns. Jobs and tasks only move forward through their states, so the
 tick and the job API may both write: whoever comes second with an older state changes nothing.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
-from dl2d.core.jobs import FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
-from dl2d.core.measured_losses import MeasuredLoss
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, TrainingKind
+from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 
@@ -379,3 +378,44 @@ class TickStore(Protocol):
     def last_slot_number(self) -> int:
         """Number of the newest slot; 0 if there is none."""
         ...
+
+
+#: Sizes that a job came to have and when, oldest first, from its start on; ``NOTHING`` where it was paused.
+RecordedSizes = tuple[tuple[float, Allocation], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster at one moment."""
+
+    at: float
+    #: ``used`` is what others held, without dl2d's own tasks.
+    nodes: tuple[Node, ...]
+    #: Completed epochs of the jobs that were there.
+    epochs: Mapping[JobKey, float]
+    #: Policy that decided then; empty if unknown.
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was recorded from ``begin`` up to ``end``, seconds since 1970."""
+
+    begin: float
+    end: float
+    #: All that were there at some time in between, in submit order, as they are now.
+    jobs: tuple[Job, ...]
+    #: At most one an hour, oldest first.
+    cluster_states: tuple[ClusterState, ...]
+    #: All that was measured of the jobs' kinds, also before.
+    speeds: tuple[MeasuredSpeeds, ...]
+    #: Changes of membership, as coordinators measured them.
+    plans: tuple[RuntimePlan, ...]
+    #: Seconds from asking for a task until it took part, of each that did.
+    starts: tuple[float, ...]
+    #: Sizes that jobs came to have, with times in seconds since 1970.
+    sizes: Mapping[JobKey, RecordedSizes] = field(default_factory=dict)
+    #: Time from which jobs and decisions are complete, in seconds since 1970; 0: all are stored.
+    complete_from: float = 0.0
+    #: Kinds whose speeds are assumed, since no job reported any.
+    assumed: frozenset[TrainingKind] = frozenset()

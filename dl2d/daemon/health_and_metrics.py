@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dl2d.core.error_wording import counted
+from dl2d.core.errors import counted
 from dl2d.core.resource_manager import CallStatistics
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
 from dl2d.tick.observation.observe import NO_NODES

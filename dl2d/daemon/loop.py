@@ -20,9 +20,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
-from dl2d.core.daemon_mode import Mode
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting
+from dl2d.core.daemon_mode_and_canary import Mode
+from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting, counted
 from dl2d.core.resource_manager import RateLimitedManager, ResourceManager, TaskSpec
 from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits

@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Self
 import yaml
 from pydantic import BeforeValidator, PlainValidator, TypeAdapter, model_validator
 
-from dl2d.core.error_wording import did_you_mean, printable, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, printable, shown
 from dl2d.core.input_validation import (
     ONE_LINE,
     Flag,

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, TypeAdapter, model_validator
 
-from dl2d.core.error_wording import shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, shown
 from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, bad, read, to_plain
 from dl2d.learning.dl2.training import TrainingSettings
 from dl2d.learning.dl2_paper.settings import PAPER, Settings

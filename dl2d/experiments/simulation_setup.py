@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dl2d.core.error_wording import printable
-from dl2d.core.errors import PluginError, WorkloadError
+from dl2d.core.errors import PluginError, WorkloadError, printable
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.experiments.definition import Case, Experiment

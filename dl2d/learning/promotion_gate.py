@@ -13,8 +13,7 @@ import numpy as np
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import Estimate, estimate
 from dl2d.core.decision import Decision
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import Dl2dError
+from dl2d.core.errors import Dl2dError, counted
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy

@@ -14,7 +14,7 @@ import numpy as np
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.learning.site_records.digital_twin import Speeds, workload_of

@@ -23,8 +23,7 @@ import structlog
 
 from dl2d import __version__, lock_file
 from dl2d.core.cluster import Node, NodeState, Task
-from dl2d.core.error_wording import some_of
-from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import AlreadyRunning, ConfigError, Denied, NotFound, Rejected, Unavailable, some_of
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import Anchor, Capabilities, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources

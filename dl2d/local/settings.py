@@ -14,7 +14,7 @@ import psutil
 from pydantic import PlainValidator, model_validator
 
 from dl2d.core.cluster import Node
-from dl2d.core.error_wording import shown
+from dl2d.core.errors import shown
 from dl2d.core.input_validation import Demand, Items, ManagerSettings, Record, Text, Whole, bad
 from dl2d.core.resources import Resources
 

@@ -13,7 +13,7 @@ from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import Allocation, Architecture, Job
-from dl2d.core.measured_speeds import KnownSpeeds
+from dl2d.core.measured_speeds_and_losses import KnownSpeeds
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.policy import NO_EVIDENCE, Evidence

@@ -12,10 +12,12 @@ from msgspec import structs
 from dl2d.core.cluster import Task, TaskState, in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import Allocation, Job, JobKey, Progress, Role
-from dl2d.core.measured_losses import LossCurve, LossPoint, MeasuredLoss
-from dl2d.core.measured_speeds import (
+from dl2d.core.measured_speeds_and_losses import (
     MAX_MEASUREMENTS,
     JobSpeeds,
+    LossCurve,
+    LossPoint,
+    MeasuredLoss,
     MeasuredSpeeds,
     Tally,
     TrainingKind,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dl2d.core.error_wording import did_you_mean, printable, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, printable, shown
 from dl2d.core.input_validation import not_one_of
 
 _MAX_TEXT = 1000

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dl2d.core.error_wording import did_you_mean
-from dl2d.core.errors import PluginError
+from dl2d.core.errors import PluginError, did_you_mean
 from dl2d.core.policy import Policy
 from dl2d.plugins import POLICIES, FactoryArguments, available, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint

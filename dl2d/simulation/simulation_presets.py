@@ -30,7 +30,7 @@ from dl2d.simulation.workload.format import Workload
 class TrueSpeeds:
     """True speeds of the jobs of a workload, which some policies are told in place of measured ones.
 
-    Implements ``dl2d.core.measured_speeds.KnownSpeeds``.
+    Implements ``dl2d.core.measured_speeds_and_losses.KnownSpeeds``.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -16,9 +16,8 @@ from sqlalchemy import Connection, select, update
 
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.jobs import JobKey, Progress
-from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
-from dl2d.core.site_history import History
-from dl2d.core.store import LeaseSign, RetentionTimes, TaskReport
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
+from dl2d.core.store import History, LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema_version
 from dl2d.store.database import Database, StoreLocation
 from dl2d.store.lease import LeaseRow, lease_of

@@ -67,7 +67,7 @@ import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import JobRequest
-from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import SpeedPoint, TrainingKind
 from dl2d.throughput.gaussian_process_prior import (
     NUGGET_VARIANCE,
     PRIOR_VARIANCE,

@@ -17,7 +17,7 @@ import numpy as np
 
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.jobs import Architecture, Consistency
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 
 #: Length and variance of the component that all kinds of a group share.
 _SHARED_LENGTH = 2.0

@@ -20,7 +20,7 @@ import numpy as np
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey, JobRequest
-from dl2d.core.measured_speeds import SAME_SPEED_LOG_RATIO, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import SAME_SPEED_LOG_RATIO, SpeedPoint, TrainingKind
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.gaussian_process_prior import Group
 

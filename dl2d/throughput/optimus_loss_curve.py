@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dl2d.core.array_types import Bools, Floats
-from dl2d.core.measured_losses import LossPoint
+from dl2d.core.measured_speeds_and_losses import LossPoint
 
 #: Least number of points, since the curve has three coefficients.
 _MIN_POINTS = 3

@@ -16,7 +16,7 @@ import numpy as np
 
 from dl2d.core.array_types import Bools, Floats
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import SpeedPoint, TrainingKind
 
 #: Fraction of the largest singular value, or of a vector's length, below which a number counts as 0.
 _TOLERANCE = 1e-6
@@ -84,7 +84,7 @@ class SpeedFit:
     theta: tuple[float, ...]
 
     def grid(self, max_workers: int, max_ps: int) -> Floats:
-        """Samples per second at all sizes, as of ``dl2d.core.measured_speeds.KnownSpeeds.grid``: ``grid[ps, workers]``.
+        """Samples per second at all sizes, as of ``KnownSpeeds.grid``: ``grid[ps, workers]``.
 
         Shape (max_ps + 1, max_workers + 1), with equal rows for all-reduce jobs; 0 where a count that the job needs is
         0, and where all terms with a coefficient vanish.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured_speeds import (
+from dl2d.core.measured_speeds_and_losses import (
     OTHER_KIND_LOG_RATIO,
     SAME_SPEED_LOG_RATIO,
     MeasuredSpeeds,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import CANARY, Decision
 from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest

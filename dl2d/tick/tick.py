@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dl2d.core.cluster import Snapshot, submit_order
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing.tasks_that_make_room import TaskGroup

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Canary, Mode
 from dl2d.core.decision import Decision
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey

@@ -15,9 +15,8 @@ from cli.conftest import Dl2d, store_url, write_config
 from tick.decision.test_canary_decision import CanaryWorld
 
 from dl2d.cli import canary_summary
-from dl2d.core.canary import CanaryState
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
 from dl2d.core.decision import Decision
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.policies.drf import Drf

@@ -12,7 +12,7 @@ from cli.conftest import Dl2d, store_url, write_config
 from observed_site import ForeignScheduler
 from tick.world import World
 
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.jobs import JobKey
 
 

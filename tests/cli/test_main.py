@@ -18,7 +18,7 @@ from dl2d import __version__
 from dl2d.cli import main
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Decision
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.policies.fifo import Fifo

@@ -21,7 +21,7 @@ from tick.world import IgnoresLimits, World
 
 from dl2d.cli.jobs.usage_report import use_of
 from dl2d.core.cluster import NodeSet, Task, TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
 from dl2d.core.resources import Resources

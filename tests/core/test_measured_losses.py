@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dl2d.core.measured_losses import MAX_LOSSES, LossCurve, LossPoint
+from dl2d.core.measured_speeds_and_losses import MAX_LOSSES, LossCurve, LossPoint
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 31, 32, 33, 64, 127, 128, 129, 255, 256, 257, 1000, 4097, 100_000])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured_speeds import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_point
+from dl2d.core.measured_speeds_and_losses import MAX_MEASUREMENTS, Count, SpeedPoint, Tally, count, mean_point
 
 SIZE = Allocation(2, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from local_cluster import LocalCluster
 from sqlalchemy import text
 
-from dl2d.core.canary import CanaryState
+from dl2d.core.daemon_mode_and_canary import CanaryState
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.store import JobChange
 from dl2d.testing import make_job

@@ -11,7 +11,7 @@ from daemon_process import BIN, DaemonProcess
 from slurm_cluster import SlurmCluster, User, why_not
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resources import Resources

@@ -28,7 +28,7 @@ from slurm_cluster import SlurmCluster, User, why_not
 from store.conftest import kept_postgres_url, postgres
 
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Allocation, Job
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.simulation.speeds.speed_models import SpeedModel
 
 

@@ -9,7 +9,7 @@ from policies.speeds import Told, Truth
 
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.policies.lookahead import Lookahead

@@ -15,8 +15,7 @@ from dl2d.core.cluster import Node, Snapshot
 from dl2d.core.decision import Constraint
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency, Job, JobKey
 from dl2d.core.json_codec import encode
-from dl2d.core.measured_losses import LossPoint, MeasuredLoss
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import LossPoint, MeasuredLoss, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Evidence
 from dl2d.core.resources import Resources
 from dl2d.plugins import load_policy

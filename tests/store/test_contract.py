@@ -26,8 +26,14 @@ from dl2d.core.jobs import (
     Role,
     User,
 )
-from dl2d.core.measured_losses import MAX_LOSSES, LossPoint
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import (
+    MAX_LOSSES,
+    JobSpeeds,
+    LossPoint,
+    MeasuredSpeeds,
+    SpeedPoint,
+    TrainingKind,
+)
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.sql_store import SqlStore

@@ -18,10 +18,9 @@ from sqlalchemy import MetaData, Table, create_engine, insert, text
 from store.samples import a_job, a_slot, starts
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.jobs import Allocation, JobState, Progress
-from dl2d.core.measured_losses import LossPoint
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import LossPoint, TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema_version

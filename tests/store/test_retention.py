@@ -22,7 +22,7 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import JobState, Progress
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.store import JobChange, RetentionTimes, TaskChange
 from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention

@@ -17,8 +17,8 @@ from sqlalchemy import text
 from store.samples import a_job, a_slot, starts
 
 import dl2d
-from dl2d.core.canary import Canary
 from dl2d.core.cluster import TaskState
+from dl2d.core.daemon_mode_and_canary import Canary
 from dl2d.core.decision import Constraint, Decider, Reason
 from dl2d.core.errors import SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import FailureCause, JobState

@@ -11,7 +11,7 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 from policies.snapshots import given as allocations
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobRequest
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.lookahead import Lookahead
 from dl2d.simulation.speeds.speed_models import AllReduce, PsSync, SpeedModel
 from dl2d.throughput.gaussian_process import GaussianProcess

@@ -13,7 +13,7 @@ from throughput.test_gaussian_process import SMOOTH, SPREAD, a_request, fitted, 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Job
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredSpeeds, SpeedPoint
 from dl2d.policies.lookahead import Lookahead
 from dl2d.throughput.mislabelled_jobs import PredictedAs, Relabelling
 

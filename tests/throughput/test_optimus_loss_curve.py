@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dl2d.core.measured_losses import LossPoint
+from dl2d.core.measured_speeds_and_losses import LossPoint
 from dl2d.throughput.optimus_loss_curve import LossFit, fit_losses
 
 

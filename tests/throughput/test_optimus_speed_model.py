@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import SpeedPoint, TrainingKind
 from dl2d.simulation.speeds.speed_models import AllReduce, PsAsync, PsSync, SpeedModel
 from dl2d.throughput.optimus_speed_model import adds_information, fit_speed, number_of_terms
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from throughput.test_gaussian_process import SMOOTH, SPREAD, a_kind, a_request, fitted, of_model, told
 
 from dl2d.core.jobs import Allocation
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint
 from dl2d.throughput.training_data import (
     as_measured,
     as_points,

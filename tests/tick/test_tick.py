@@ -16,7 +16,7 @@ from tick.scripted_manager import ScriptedManager
 from tick.world import IgnoresLimits, World
 
 from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobKey, JobState, Progress, Role

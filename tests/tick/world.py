@@ -14,7 +14,7 @@ from tick.scripted_manager import ScriptedManager
 
 from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.credentials_from_daemon_key import Credentials
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.jobs import Allocation, Job, JobKey, Role

@@ -33,11 +33,9 @@ from dl2d.cli.optional_packages import MissingExtraError
 from dl2d.cli.output import print_json, print_text
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
-from dl2d.core.canary import CanaryState
 from dl2d.core.cluster import Node
-from dl2d.core.daemon_mode import Mode
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import Dl2dError
+from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
+from dl2d.core.errors import Dl2dError, counted
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import Version

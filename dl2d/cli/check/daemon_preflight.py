@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dl2d.config.settings import Settings
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import Dl2dError
+from dl2d.core.errors import Dl2dError, counted
 from dl2d.daemon.api.tls_certificate import certificate_problem, read_certificate
 from dl2d.daemon.key_and_address_files import exposed_folder
 from dl2d.daemon.tick_settings import manager_settings

@@ -13,7 +13,7 @@ from dl2d.cli.jobs.job_summary import allocation_json
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
-from dl2d.core.daemon_mode import ModeChange
+from dl2d.core.daemon_mode_and_canary import ModeChange
 from dl2d.core.job_views import MAX_LISTED, HistoryView
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.json_codec import as_plain

@@ -30,7 +30,7 @@ from dl2d.cli.output import (
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.cluster import Task
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.job_views import MAX_LISTED, JobStatus, StatusView, TaskStatus
 from dl2d.core.jobs import JobKey, JobState

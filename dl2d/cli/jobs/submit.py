@@ -22,8 +22,15 @@ from dl2d.cli.output import number, print_json, print_text
 from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
-from dl2d.core.error_wording import did_you_mean
-from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, ResourceManagerError, StoreError
+from dl2d.core.errors import (
+    ConfigError,
+    Denied,
+    Dl2dError,
+    RequestError,
+    ResourceManagerError,
+    StoreError,
+    did_you_mean,
+)
 from dl2d.core.jobs import TASK_ROLES, Architecture, Job, JobKey, JobRequest, JobState
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError

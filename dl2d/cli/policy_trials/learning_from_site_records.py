@@ -27,7 +27,7 @@ from dl2d.cli.policy_trials.promotion_trial import (
 from dl2d.cli.policy_trials.trained_policy_check import check_on_site
 from dl2d.config.settings import Settings
 from dl2d.core.errors import CheckpointError, Dl2dError, GateRefused
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
 from dl2d.core.progress import Tell
 from dl2d.daemon.policy_versions.active_version import (
     current_checkpoint,

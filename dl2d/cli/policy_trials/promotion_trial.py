@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dl2d.config.settings import Settings
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import Dl2dError, WorkloadError
+from dl2d.core.errors import Dl2dError, WorkloadError, counted
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, TrialCase, Version, VersionChange, VersionState
 from dl2d.core.progress import Tell
-from dl2d.core.site_history import History
+from dl2d.core.store import History
 from dl2d.daemon.policy_versions.active_version import current_checkpoint, factory_arguments
 from dl2d.daemon.tick_settings import guard_rules
 from dl2d.learning.promotion_gate import (

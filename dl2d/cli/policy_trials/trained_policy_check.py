@@ -9,10 +9,9 @@ from types import MappingProxyType
 from dl2d.cli.policy_trials.promotion_trial import policy_of, slot_seconds
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import GateRefused
+from dl2d.core.errors import GateRefused, counted
 from dl2d.core.jobs import JobRequest
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Tell
 from dl2d.daemon.tick_settings import guard_rules

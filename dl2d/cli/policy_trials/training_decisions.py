@@ -16,8 +16,7 @@ from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.policy_trials.promotion_trial import recorded_days, too_little_to_judge
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError
+from dl2d.core.errors import RequestError, TooFewSamples, WorkloadError, counted
 from dl2d.core.jobs import JobRequest
 from dl2d.core.progress import Tell
 from dl2d.core.store import Slot

@@ -15,7 +15,7 @@ from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train.train_supervised_report import comparison_with_recorded, finish_imitation, refuse_unless_forced
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.learning.dl2.supervised import imitate_with_scorer
 from dl2d.learning.replay_check import ReplayCheck
 from dl2d.policies.common.checkpoint import Checkpoint

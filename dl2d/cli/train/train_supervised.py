@@ -20,8 +20,7 @@ from dl2d.cli.train.train_supervised_report import (
     imitation_problem,
     refuse_unless_forced,
 )
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import GateRefused
+from dl2d.core.errors import GateRefused, counted
 from dl2d.learning.dl2_paper.settings import DEFAULTS, NetworkKind, SupervisedLoss
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.common.training_input_ranges import range_in_words

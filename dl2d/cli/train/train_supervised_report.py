@@ -15,8 +15,7 @@ from dl2d.cli.policy_trials.promotion_trial import compared_with_recorded
 from dl2d.cli.policy_trials.trained_policy_check import replay_line
 from dl2d.cli.policy_trials.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import CheckpointError, GateRefused
+from dl2d.core.errors import CheckpointError, GateRefused, counted
 from dl2d.core.policy_registry import Trial
 from dl2d.core.progress import Tell
 from dl2d.learning.replay_check import ReplayCheck

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dl2d.core.credentials_from_daemon_key import Credentials
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.daemon.api.job_admission import Admission, RefusedJobs
 from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats, JobOwners, TakenHeartbeats
 from dl2d.daemon.api.request_limits import (

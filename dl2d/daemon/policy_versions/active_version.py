@@ -13,7 +13,7 @@ import structlog
 
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Node, Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import CheckpointError, ConfigError, Dl2dError, LiveVersionChanged, RegistryError
 from dl2d.core.jobs import JobRequest
 from dl2d.core.policy import Policy

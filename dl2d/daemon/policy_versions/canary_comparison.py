@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dl2d.core.canary import Canary, CanaryJob, CanaryState
 from dl2d.core.confidence_interval import CONFIDENCE, estimate
-from dl2d.core.error_wording import counted
+from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
+from dl2d.core.errors import counted
 
 DAY_SECONDS = 86_400.0
 _MIN_SECONDS = 1.0

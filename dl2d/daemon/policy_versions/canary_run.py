@@ -8,8 +8,7 @@ from dataclasses import replace
 import structlog
 
 from dl2d.config.settings import Settings
-from dl2d.core.canary import Canary, CanaryState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Canary, CanaryState, Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
 from dl2d.daemon.policy_versions.active_version import ActiveVersion

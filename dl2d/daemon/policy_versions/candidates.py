@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dl2d.atomic_file import write_atomically
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import CheckpointError, LiveVersionChanged, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState

@@ -23,7 +23,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from dl2d.config.settings import Settings
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse

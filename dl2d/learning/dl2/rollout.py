@@ -14,7 +14,7 @@ import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Allocation, JobRequest
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.dl2.pareto_frontier import (
     FrontierArrays,
     ParetoFrontier,

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
 from dl2d.core.progress import Tell, silent
 from dl2d.learning.site_records.recorded_decisions import (
     MIN_JOBS,

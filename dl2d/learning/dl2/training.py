@@ -16,7 +16,7 @@ import numpy as np
 from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
 from dl2d.learning import interrupted_training
 from dl2d.learning.dl2.evolution_strategy import Search, Step, advance
 from dl2d.learning.dl2.rollout import Measurements, RolloutWorkloads, measuring, rollout

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dl2d.core.jobs import NOTHING, Allocation, Job
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.site_history import History
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.store import History
 from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.speeds.speed_models import Table
 from dl2d.throughput.gaussian_process import GaussianProcess

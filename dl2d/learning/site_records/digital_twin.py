@@ -18,8 +18,8 @@ import numpy as np
 
 from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured_speeds import TrainingKind
-from dl2d.core.site_history import History
+from dl2d.core.measured_speeds_and_losses import TrainingKind
+from dl2d.core.store import History
 from dl2d.learning.site_records.recorded_days import Day, numbered
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table

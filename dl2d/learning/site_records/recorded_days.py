@@ -17,9 +17,9 @@ import numpy as np
 
 from dl2d.core.cluster import NodeState
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
-from dl2d.core.measured_speeds import MeasuredSpeeds, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import ClusterState, History, RecordedSizes
+from dl2d.core.store import ClusterState, History, RecordedSizes
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 
 DAY_SECONDS = 86_400.0

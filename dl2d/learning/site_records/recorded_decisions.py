@@ -11,8 +11,7 @@ import numpy as np
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import SOON_SECONDS, Decision
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import TooFewSamples
+from dl2d.core.errors import TooFewSamples, counted
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement

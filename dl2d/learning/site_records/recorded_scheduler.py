@@ -12,7 +12,7 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Evidence
-from dl2d.core.site_history import RecordedSizes
+from dl2d.core.store import RecordedSizes
 
 _REASON = Reason(Constraint.OBSERVED, "size and turn as recorded")
 

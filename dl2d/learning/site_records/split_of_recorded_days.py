@@ -12,11 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import WorkloadError
-from dl2d.core.measured_speeds import MeasuredSpeeds
+from dl2d.core.errors import WorkloadError, counted
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
 from dl2d.core.progress import Tell, silent
-from dl2d.core.site_history import History, RecordedSizes
+from dl2d.core.store import History, RecordedSizes
 from dl2d.learning.site_records.assumed_speeds import with_recorded_times
 from dl2d.learning.site_records.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.site_records.recorded_days import (

@@ -14,7 +14,7 @@ from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobRequest, Role
-from dl2d.core.measured_speeds import KnownSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import KnownSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.resources import Resources

@@ -13,7 +13,7 @@ import numpy as np
 
 from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.throughput.optimus_speed_model import adds_information, number_of_terms, terms_at
 
 #: Maximum number of counts of one role that are considered for sampling.

@@ -16,7 +16,7 @@ _MIN_LEFT = 0.01
 
 
 class PredictedSpeeds:
-    """Predicted speeds of the jobs of a snapshot, as ``dl2d.core.measured_speeds.KnownSpeeds``.
+    """Predicted speeds of the jobs of a snapshot, as ``dl2d.core.measured_speeds_and_losses.KnownSpeeds``.
 
     Parameters
     ----------

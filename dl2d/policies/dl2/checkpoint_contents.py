@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dl2d.core.array_types import Arrays, Floats
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import FORMER_DESIGNS, Checkpoint, Settings
 from dl2d.policies.common.speeds_after_resize import DEFAULT_OPTIMISM
 from dl2d.policies.dl2.scoring import FEATURES, weight_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import Job, JobKey
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.remaining_time import samples_left

@@ -23,7 +23,7 @@ import numpy as np
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Node, NodeState, Snapshot
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Prior mean and standard deviation of ``saved``. Synchronising on one node takes 0.08 to 0.42 of the time across nodes

@@ -17,7 +17,7 @@ import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.jobs import Architecture, JobRequest
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 
 #: Least speed-up of a step.
 MIN_SPEED_UP = 1.01

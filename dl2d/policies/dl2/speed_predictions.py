@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import JobRequest
-from dl2d.core.measured_speeds import SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import SpeedPoint, TrainingKind
 from dl2d.policies.dl2.checkpoint_contents import Parameters
 from dl2d.policies.dl2.exploration import job_optimism
 from dl2d.policies.dl2.node_locality import Locality, largest_requests, min_worker_seconds

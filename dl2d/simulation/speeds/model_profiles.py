@@ -14,8 +14,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator, TypeAdapter
 
-from dl2d.core.error_wording import did_you_mean, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, shown
 from dl2d.core.input_validation import Demand, Items, Name, Record, Whole, bad, not_one_of, read
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.speeds.speed_models import SpeedModel, WorkerCount, parse_speed

@@ -15,8 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, TypeAdapter
 
 from dl2d.core.array_types import Floats
-from dl2d.core.error_wording import did_you_mean, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, shown
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole, bad, not_one_of, read, to_plain
 from dl2d.core.jobs import Architecture, Consistency
 

@@ -15,8 +15,7 @@ from pydantic import AfterValidator, PlainValidator, TypeAdapter
 
 from dl2d.atomic_file import write_atomically
 from dl2d.core.cluster import Node, submit_order
-from dl2d.core.error_wording import did_you_mean, printable, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, printable, shown
 from dl2d.core.input_validation import (
     NAME,
     Demand,

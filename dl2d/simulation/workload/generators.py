@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from dl2d.core.array_types import Floats
-from dl2d.core.error_wording import did_you_mean
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean
 from dl2d.simulation.key_value_options import one_of, within
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.speeds.speed_models import MAX_TASKS

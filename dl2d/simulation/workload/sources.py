@@ -10,8 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from dl2d.core.error_wording import did_you_mean, printable, shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, did_you_mean, printable, shown
 from dl2d.simulation.key_value_options import key_values
 from dl2d.simulation.workload.format import Workload, read_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate

@@ -18,8 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from dl2d.core.error_wording import shown
-from dl2d.core.errors import WorkloadError
+from dl2d.core.errors import WorkloadError, shown
 from dl2d.simulation.key_value_options import within
 from dl2d.simulation.workload.format import MAX_JOBS, Workload
 from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, convert

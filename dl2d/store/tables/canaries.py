@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, Row, insert, select, update
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.canary import Canary, CanaryJob, CanaryState
+from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.jobs import JobKey, JobRequest, JobState
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
 from dl2d.store.tables.policy_versions import version_number

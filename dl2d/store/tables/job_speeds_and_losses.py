@@ -14,8 +14,15 @@ from sqlalchemy import Connection, Select, bindparam, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, JobKey, Progress
-from dl2d.core.measured_losses import LossCurve, LossPoint, MeasuredLoss
-from dl2d.core.measured_speeds import MAX_MEASUREMENTS, JobSpeeds, SpeedPoint, mean_point
+from dl2d.core.measured_speeds_and_losses import (
+    MAX_MEASUREMENTS,
+    JobSpeeds,
+    LossCurve,
+    LossPoint,
+    MeasuredLoss,
+    SpeedPoint,
+    mean_point,
+)
 from dl2d.store.tables.row_mapping import (
     Base,
     JobNumber,

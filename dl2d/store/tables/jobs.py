@@ -31,8 +31,7 @@ from dl2d.core.cluster import in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, User
 from dl2d.core.json_codec import as_plain, decode, encode
-from dl2d.core.measured_losses import MeasuredLoss
-from dl2d.core.measured_speeds import JobSpeeds, TrainingKind
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, JobList
 from dl2d.store.database import StoreTables

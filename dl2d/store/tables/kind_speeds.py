@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Index, Row, Select, bindparam, delete, select
 from sqlalchemy.orm import Mapped, mapped_column
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
 from dl2d.store.tables.row_mapping import (
     Base,
     Choice,

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Select, insert, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, columns, table_of
 

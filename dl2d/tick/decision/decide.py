@@ -9,9 +9,8 @@ from functools import partial
 import numpy as np
 import structlog
 
-from dl2d.core.canary import Canary
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Canary, Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.errors import PolicyError
 from dl2d.core.jobs import JobKey

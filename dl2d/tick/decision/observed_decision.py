@@ -6,7 +6,7 @@ from collections import Counter
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
-from dl2d.core.error_wording import some_of
+from dl2d.core.errors import some_of
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, Role
 from dl2d.core.resource_manager import RmListing
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import Claimant, ClaimedNodes, SharedLimit, Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Constraint, Decision, JobDecision, Reason
-from dl2d.core.error_wording import counted
+from dl2d.core.errors import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import TASKS, GrowthLimit

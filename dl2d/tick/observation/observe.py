@@ -11,7 +11,7 @@ from msgspec import structs
 
 from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, in_submit_order
 from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
 from dl2d.core.resize_guard_state import NodeRefusal

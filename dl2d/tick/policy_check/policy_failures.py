@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dl2d.core.decision import Decision
-from dl2d.core.error_wording import counted
+from dl2d.core.errors import counted
 from dl2d.core.policy import Policy
 from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, NOT_EXECUTING, Task, TaskState, task_tag
-from dl2d.core.error_wording import counted
+from dl2d.core.errors import counted
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
 from dl2d.core.resize_guard_state import Postponement
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dl2d.core.cluster import Claimant, Snapshot, Task, TaskState
-from dl2d.core.error_wording import some_of
+from dl2d.core.errors import some_of
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing.room_in_limits import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing

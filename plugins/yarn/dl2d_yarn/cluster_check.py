@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from dl2d.core.error_wording import counted
-from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError
+from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError, counted
 from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.queue_and_growth_limits import read_queues
 from dl2d_yarn.rest_client import RestClient

@@ -14,8 +14,7 @@ from typing import Literal, NoReturn, Self, TypeVar
 import httpx2
 import msgspec
 
-from dl2d.core.error_wording import printable_line
-from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable
+from dl2d.core.errors import ConfigError, Denied, NotFound, Rejected, Unavailable, printable_line
 from dl2d.http_call_deadline import Deadline, DeadlineTransport
 from dl2d_yarn.settings import YarnSettings
 

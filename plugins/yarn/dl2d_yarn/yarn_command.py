@@ -9,8 +9,7 @@ import subprocess
 import time
 from typing import IO
 
-from dl2d.core.error_wording import printable_line
-from dl2d.core.errors import Rejected, Unavailable
+from dl2d.core.errors import Rejected, Unavailable, printable_line
 
 _TIMEOUT_SECONDS = 60.0
 #: Time from a failure of the ``yarn`` command to the next attempt: for the same service, and for any, seconds.

@@ -19,7 +19,7 @@ from recorded_site import QUIET_DAYS, record
 from dl2d.cli.policy_trials import learning_from_site_records, promotion_trial
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING
 from dl2d.core.json_codec import as_plain

@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from tick.world import GivesNothing
 
 from dl2d.core.cluster import TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState, Role
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,

@@ -17,7 +17,7 @@ from store.samples import a_slot
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import CheckpointError, ConfigError
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import VersionState

@@ -13,10 +13,10 @@ from daemon.policy_versions.test_active_version import another
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.canary import Canary, CanaryJob, CanaryState
+from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.errors import ConfigError, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.policy_registry import VersionState
 from dl2d.core.store import JobChange
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, keep_version

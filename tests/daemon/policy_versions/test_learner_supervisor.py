@@ -24,7 +24,7 @@ from local_cluster import LocalCluster
 from structlog.testing import capture_logs
 
 from dl2d.config.settings import Settings
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.policy_registry import SITE_SCHEDULER, LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.policy_versions.active_version import keep_version, version_in

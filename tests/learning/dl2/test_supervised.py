@@ -11,7 +11,7 @@ from policies.snapshots import a_job, a_snapshot, ask, cluster
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING, Allocation
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.policy import Policy
 from dl2d.learning.dl2.supervised import ScorerImitation, imitate_with_scorer
 from dl2d.learning.site_records.recorded_decisions import Recording

@@ -13,8 +13,8 @@ from recorded_site import MONDAY, QUIET_DAYS, record
 
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NO_LAUNCH, Allocation, Architecture, Job, JobKey, JobState, Owner, Progress
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
-from dl2d.core.site_history import ClusterState, History
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.store import ClusterState, History
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.site_records.assumed_speeds import with_assumed_speeds, with_recorded_times
 from dl2d.learning.site_records.digital_twin import Speeds

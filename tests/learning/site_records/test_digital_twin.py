@@ -18,10 +18,9 @@ from recorded_site import MONDAY, a_site, record
 from dl2d.core.cluster import Node
 from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import Allocation, Architecture, Consistency, JobState
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import History
-from dl2d.core.store import RuntimePlan
+from dl2d.core.store import History, RuntimePlan
 from dl2d.learning.site_records.assumed_speeds import with_assumed_speeds
 from dl2d.learning.site_records.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.site_records.recorded_days import DAY_SECONDS, days_of, resampled

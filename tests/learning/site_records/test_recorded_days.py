@@ -24,9 +24,9 @@ from dl2d.core.jobs import (
     Owner,
     Progress,
 )
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.resources import Resources
-from dl2d.core.site_history import ClusterState, History
+from dl2d.core.store import ClusterState, History
 from dl2d.learning.site_records.recorded_days import DAY_SECONDS, days_of, thinned
 from dl2d.testing import make_nodes, make_request
 

@@ -15,7 +15,7 @@ from variants import nightly
 
 from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.policy import Policy
-from dl2d.core.site_history import RecordedSizes
+from dl2d.core.store import RecordedSizes
 from dl2d.learning.promotion_gate import GateSettings, compare
 from dl2d.learning.site_records.recorded_days import DAY_SECONDS
 from dl2d.learning.site_records.recorded_scheduler import RecordedScheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
-from dl2d.core.measured_speeds import MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.checkpoint_contents import as_arrays
 from dl2d.policies.dl2.policy import Dl2

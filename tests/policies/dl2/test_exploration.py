@@ -11,7 +11,7 @@ from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
 from throughput.test_mislabelled_jobs import KNOWN, TRUE, job_of, own, with_speeds
 
 from dl2d.core.jobs import Job
-from dl2d.core.measured_speeds import SpeedPoint
+from dl2d.core.measured_speeds_and_losses import SpeedPoint
 from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.throughput.gaussian_process import GaussianProcess

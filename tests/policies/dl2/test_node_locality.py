@@ -14,7 +14,7 @@ from policies.snapshots import NO_PS, a_job, a_snapshot, cluster
 from dl2d.core.cluster import NodeState, Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import Allocation, Architecture, JobRequest
-from dl2d.core.measured_speeds import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
+from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredSpeeds, SpeedPoint, TrainingKind
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES, Resources

@@ -15,7 +15,7 @@ from dl2d.core.decision import Constraint
 from dl2d.core.errors import CheckpointError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Consistency
 from dl2d.core.json_codec import encode
-from dl2d.core.measured_speeds import TrainingKind
+from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.policies.dl2.checkpoint_contents import as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays, SizeGrid, pareto_frontiers

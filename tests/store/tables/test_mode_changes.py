@@ -10,7 +10,7 @@ from store.samples import a_job, a_slot, starts
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import TaskState
-from dl2d.core.daemon_mode import Mode, ModeChange
+from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.core.jobs import NO_LAUNCH, JobState, Progress
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resources import NO_RESOURCES

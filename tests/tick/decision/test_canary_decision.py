@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tick.world import GivesNothing, World
 
-from dl2d.core.canary import Canary, fraction
 from dl2d.core.cluster import Node, Snapshot
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Canary, Mode, fraction
 from dl2d.core.decision import CANARY, Constraint, Decision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner
 from dl2d.core.packing.bin_packing import Packing

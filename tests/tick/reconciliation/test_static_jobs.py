@@ -12,7 +12,7 @@ from sqlalchemy import text
 from tick.world import World
 
 from dl2d.core.cluster import NodeState, TaskState
-from dl2d.core.daemon_mode import Mode
+from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, JobKey, JobState, Owner, Role

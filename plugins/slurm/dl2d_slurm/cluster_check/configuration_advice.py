@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from dl2d.core.error_wording import did_you_mean, some_of
-from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.errors import ResourceManagerError, Unavailable, did_you_mean, some_of
 from dl2d.core.resource_manager import Yields
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, command_environment, configured, failure

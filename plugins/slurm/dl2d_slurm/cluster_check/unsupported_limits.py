@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 
-from dl2d.core.error_wording import some_of
-from dl2d.core.errors import ResourceManagerError
+from dl2d.core.errors import ResourceManagerError, some_of
 from dl2d_slurm.commands.commands import Commands, command_environment
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
