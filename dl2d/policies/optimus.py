@@ -90,7 +90,7 @@ class Optimus:
 
     Speeds are fitted to what was measured (``dl2d.throughput.optimus_speed_model``, paper section 3.2); a size that was
     measured has the speed that it had. Jobs of kinds that were measured too little are sampled
-    (``dl2d.policies.common.sizes_to_measure``).
+    (``dl2d.policies.common.marginal_gain``).
     Alternatives are scored by gains: 0 for staying as it is.
 
     Parameters

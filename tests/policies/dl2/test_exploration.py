@@ -12,8 +12,8 @@ from throughput.test_mislabelled_jobs import KNOWN, TRUE, job_of, own, with_spee
 
 from dl2d.core.jobs import Job
 from dl2d.core.measured_speeds_and_losses import SpeedPoint
-from dl2d.policies.dl2.exploration import exploring_jobs
 from dl2d.policies.dl2.policy import Dl2
+from dl2d.policies.dl2.speed_predictions import exploring_jobs
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.mislabelled_jobs import Relabelling
 from dl2d.throughput.training_data import by_kind
