@@ -35,15 +35,6 @@ class SiteLimit:
     resource: str
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingReason:
-    """What a reason means."""
-
-    waits_for: WaitsFor
-    #: The limit, where it waits for one.
-    limit: SiteLimit | None = None
-
-
 #: Names of limits: of associations, of qualities of service, and last of a job alone (``_OF_JOB_ALONE``).
 _LIMITS = """
 AssocGrpBB AssocGrpBBMinutes AssocGrpBBRunMinutes AssocGrpBilling AssocGrpBillingMinutes AssocGrpBillingRunMinutes
@@ -134,44 +125,47 @@ class Bound(Enum):
     MOST = "most"
 
 
-_NODE = WaitingReason(WaitsFor.NODE)
-_OTHER = WaitingReason(WaitsFor.OTHER)
-
 #: squeue(1), JOB REASON CODES, and the other names that Slurm's library has for reasons.
-WAITING_REASONS: Mapping[str, WaitingReason] = {
-    **dict.fromkeys(("Resources", "Priority"), WaitingReason(WaitsFor.ROOM)),
-    **dict.fromkeys(("ReqNodeNotAvail", "NodeDown", "FrontEndDown", "BadConstraints", "Constraints"), _NODE),
-    **dict.fromkeys(("Reservation", "ReservationDeleted", "ReservationInvalid"), _NODE),
-    **dict.fromkeys(("PartitionConfig", "PartitionDown", "PartitionInactive"), _NODE),
-    **dict.fromkeys(("PartitionNodeLimit", "PartitionTimeLimit"), _NODE),
-    **{name: WaitingReason(WaitsFor.LIMIT, _site_limit(name)) for name in _LIMITS},
-    # Slurm has not looked at the job yet, or tries again soon by itself.
-    **dict.fromkeys(("None", "WaitingForScheduling", "Prolog", "Cleaning", "SchedDefer", "FedJobLock"), _OTHER),
-    **dict.fromkeys(("JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue"), _OTHER),
-    **dict.fromkeys(("BeginTime", "DeadLine", "Dependency", "DependencyNeverSatisfied"), _OTHER),
-    **dict.fromkeys(("JobArrayTaskLimit", "Licenses", "InvalidAccount", "InvalidQOS"), _OTHER),
-    **dict.fromkeys(("BurstBufferOperation", "BurstBufferResources", "BurstBufferStageIn"), _OTHER),
-    **dict.fromkeys(("MpiPortsBusy", "NvidiaImexChannels", "BlockFreeAction", "BlockMaxError"), _OTHER),
-    # Nothing of dl2d is put on nodes without power.
-    **dict.fromkeys(("MaxPoweredUpNodes", "PowerNotAvail", "PowerReserved"), _OTHER),
-    # How its last run ended, of a job that has been put back into the queue.
-    **dict.fromkeys(("InactiveLimit", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory"), _OTHER),
-    **dict.fromkeys(("RaisedSignal", "SystemFailure", "TimeLimit"), _OTHER),
+WAITING_REASONS: Mapping[str, WaitsFor] = {
+    name: meaning
+    for meaning, names in {
+        WaitsFor.ROOM: ("Resources", "Priority"),
+        WaitsFor.NODE: (
+            *("ReqNodeNotAvail", "NodeDown", "FrontEndDown", "BadConstraints", "Constraints"),
+            *("Reservation", "ReservationDeleted", "ReservationInvalid", "PartitionConfig", "PartitionDown"),
+            *("PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit"),
+        ),
+        WaitsFor.LIMIT: _LIMITS,
+        WaitsFor.OTHER: (
+            # Slurm has not looked at the job yet, or tries again soon by itself.
+            *("None", "WaitingForScheduling", "Prolog", "Cleaning", "SchedDefer", "FedJobLock"),
+            *("JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "BeginTime", "DeadLine", "Dependency"),
+            *("DependencyNeverSatisfied", "JobArrayTaskLimit", "Licenses", "InvalidAccount", "InvalidQOS"),
+            *("BurstBufferOperation", "BurstBufferResources", "BurstBufferStageIn", "MpiPortsBusy"),
+            *("NvidiaImexChannels", "BlockFreeAction", "BlockMaxError"),
+            # Nothing of dl2d is put on nodes without power.
+            *("MaxPoweredUpNodes", "PowerNotAvail", "PowerReserved"),
+            # How its last run ended, of a job that has been put back into the queue.
+            *("InactiveLimit", "JobLaunchFailure", "NonZeroExitCode", "OutOfMemory", "RaisedSignal"),
+            *("SystemFailure", "TimeLimit"),
+        ),
+    }.items()
+    for name in names
 }
 
-#: Beginnings of sentences that Slurm shows in a reason's place.
-_SENTENCES: Mapping[str, WaitingReason] = {
-    "Nodes required for job are": _NODE,
-    "Required Node not available": _NODE,
-    "Reservation ": _NODE,  # gpus was deleted
-    "Job's QOS ": WAITING_REASONS["QOSNotAllowed"],
-    "Job's account ": WAITING_REASONS["AccountNotAllowed"],
-    "launch fail": _OTHER,  # launch failed requeued held
-    "user env retrieval failed": _OTHER,
-    "job requeued in ": _OTHER,  # held state, special exit state
-    "Prolog": _OTHER,
-    "burst_buffer": _OTHER,  # its plug-in says what
-    "Burst buffer ": _OTHER,
+#: Beginnings of sentences that Slurm shows in a reason's place. Limits in them are of the job alone.
+_SENTENCES: Mapping[str, WaitsFor] = {
+    "Nodes required for job are": WaitsFor.NODE,
+    "Required Node not available": WaitsFor.NODE,
+    "Reservation ": WaitsFor.NODE,  # gpus was deleted
+    "Job's QOS ": WaitsFor.LIMIT,
+    "Job's account ": WaitsFor.LIMIT,
+    "launch fail": WaitsFor.OTHER,  # launch failed requeued held
+    "user env retrieval failed": WaitsFor.OTHER,
+    "job requeued in ": WaitsFor.OTHER,  # held state, special exit state
+    "Prolog": WaitsFor.OTHER,
+    "burst_buffer": WaitsFor.OTHER,  # its plug-in says what
+    "Burst buffer ": WaitsFor.OTHER,
 }
 #: A name; ``ReqNodeNotAvail`` says more behind a comma, and ``RaisedSignal`` behind a colon.
 _NAME = re.compile(r"([A-Za-z]+)(?:[,:(].*)?", re.DOTALL)
@@ -188,10 +182,10 @@ _UNKNOWN_LIMIT = re.compile(r"(?:Assoc|QOS)[A-Z][A-Za-z]*")
 
 
 @lru_cache(4096)
-def waiting_reason(text: str) -> WaitingReason | None:
+def waiting_reason(text: str) -> WaitsFor | None:
     """What the reason of a job that waits means, as squeue shows it; None for one that no table has."""
     if not value_or_empty(text):
-        return _OTHER
+        return WaitsFor.OTHER
     name = _NAME.fullmatch(text)
     if name is not None and name[1] in WAITING_REASONS:
         return WAITING_REASONS[name[1]]
@@ -200,15 +194,13 @@ def waiting_reason(text: str) -> WaitingReason | None:
 
 def is_node_refused(reason: str) -> bool:
     """Whether a job that waits for this reason will not be started on the node that it asks for."""
-    found = waiting_reason(reason)
-    return found is not None and found.waits_for is WaitsFor.NODE
+    return waiting_reason(reason) is WaitsFor.NODE
 
 
 def says_nothing_of_node(reason: str) -> bool:
     """Whether a job that waits for this reason would wait on any other node, too: held, licences, begin time."""
-    found = waiting_reason(reason)
-    of_node = reason.startswith(_OF_NODE)
-    return found is not None and found.waits_for is WaitsFor.OTHER and bool(value_or_empty(reason)) and not of_node
+    is_other = waiting_reason(reason) is WaitsFor.OTHER
+    return is_other and bool(value_or_empty(reason)) and not reason.startswith(_OF_NODE)
 
 
 def site_limit(reason: str) -> SiteLimit | None:
@@ -216,10 +208,10 @@ def site_limit(reason: str) -> SiteLimit | None:
 
     A name that no table has is read like the known ones: newer releases of Slurm limit further resources.
     """
-    found = waiting_reason(reason)
-    if found is None and _UNKNOWN_LIMIT.fullmatch(reason):
-        return _site_limit(reason)
-    return None if found is None else found.limit
+    found, name = waiting_reason(reason), _NAME.fullmatch(reason)
+    if found is WaitsFor.LIMIT:
+        return _site_limit(name[1]) if name is not None else SiteLimit((), "")
+    return _site_limit(reason) if found is None and _UNKNOWN_LIMIT.fullmatch(reason) else None
 
 
 def bound(reason: str) -> Bound | None:
@@ -234,8 +226,7 @@ def waits_for_room(reason: str) -> bool:
     All others (held, dependency, begin time, limits of a QOS or an association, licences, nodes that are down) remain
     where there is room, and a job that Slurm has not looked at yet has no reason.
     """
-    found = waiting_reason(reason)
-    return found is not None and found.waits_for is WaitsFor.ROOM
+    return waiting_reason(reason) is WaitsFor.ROOM
 
 
 def waits_for_running_jobs(reason: str) -> bool:

@@ -48,30 +48,19 @@ NOT_EXECUTING_STATES = frozenset({"CONFIGURING", "POWER_UP_NODE", "STOPPED", "SU
 #: sinfo(1), NODE STATE CODES, extended and compact forms. Nothing is put on a node that Slurm's power saving has put
 #: to sleep: waking machines is for an admin to decide.
 NODE_STATES: Mapping[str, NodeState] = {
-    **dict.fromkeys(("allocated", "alloc"), NodeState.UP),
-    **dict.fromkeys(("completing", "comp"), NodeState.UP),
-    **dict.fromkeys(("idle",), NodeState.UP),
-    **dict.fromkeys(("mixed", "mix"), NodeState.UP),
-    **dict.fromkeys(("planned", "plnd"), NodeState.UP),
-    **dict.fromkeys(("blocked",), NodeState.DRAINING),  # a neighbour runs a job that wants the whole switch
-    **dict.fromkeys(("drained", "drain"), NodeState.DRAINING),
-    **dict.fromkeys(("draining", "drng"), NodeState.DRAINING),
-    **dict.fromkeys(("fail",), NodeState.DRAINING),
-    **dict.fromkeys(("failing", "failg"), NodeState.DRAINING),
-    **dict.fromkeys(("inval",), NodeState.DRAINING),
-    **dict.fromkeys(("maint",), NodeState.DRAINING),
-    **dict.fromkeys(("perfctrs", "npc"), NodeState.DRAINING),
-    **dict.fromkeys(("power_down", "powr_dn"), NodeState.DRAINING),
-    **dict.fromkeys(("powering_up", "powering_down", "pow_up", "pow_dn"), NodeState.DRAINING),
-    **dict.fromkeys(("power_up",), NodeState.DRAINING),
-    **dict.fromkeys(("reboot_requested", "reboot_req", "boot"), NodeState.DRAINING),
-    **dict.fromkeys(("reserved", "resv"), NodeState.DRAINING),
-    **dict.fromkeys(("unknown", "unk"), NodeState.DRAINING),  # the controller has just started
-    **dict.fromkeys(("down",), NodeState.DOWN),
-    **dict.fromkeys(("error",), NodeState.DOWN),
-    **dict.fromkeys(("future", "futr"), NodeState.DOWN),
-    **dict.fromkeys(("powered_down", "pwrd_dn"), NodeState.DOWN),
-    **dict.fromkeys(("reboot", "reboot_issued"), NodeState.DOWN),
+    word: state
+    for state, words in {
+        NodeState.UP: ("allocated", "alloc", "completing", "comp", "idle", "mixed", "mix", "planned", "plnd"),
+        NodeState.DRAINING: (
+            "blocked",  # a neighbour runs a job that wants the whole switch
+            *("drained", "drain", "draining", "drng", "fail", "failing", "failg", "inval", "maint"),
+            *("perfctrs", "npc", "power_down", "powr_dn", "powering_up", "powering_down", "pow_up", "pow_dn"),
+            *("power_up", "reboot_requested", "reboot_req", "boot", "reserved", "resv"),
+            *("unknown", "unk"),  # the controller has just started
+        ),
+        NodeState.DOWN: ("down", "error", "future", "futr", "powered_down", "pwrd_dn", "reboot", "reboot_issued"),
+    }.items()
+    for word in words
 }
 
 #: sinfo(1): characters that follow a node's state.
