@@ -79,10 +79,8 @@ def test_every_reason_of_later_releases_has_a_meaning(name: str) -> None:
     ],
 )
 def test_what_reasons_mean_for_scaling(reason: str, waits_for: WaitsFor) -> None:
-    found = waiting_reason(reason)
-    assert found is not None
-    assert found.waits_for is waits_for
-    assert (found.limit is not None) == (waits_for is WaitsFor.LIMIT)
+    assert waiting_reason(reason) is waits_for
+    assert (site_limit(reason) is not None) == (waits_for is WaitsFor.LIMIT)
     assert (waits_for_room(reason), is_node_refused(reason)) == (waits_for is WaitsFor.ROOM, waits_for is WaitsFor.NODE)
 
 
