@@ -63,14 +63,11 @@ from dl2d.store.database import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check.configuration_advice import (
+    Advice,
+    configuration_advice,
     munge_socket_problem,
-    options_advice,
-    partition_advice,
-    priorities_advice,
-    requeue_advice,
     unsuitable_options_advice,
 )
-from dl2d_slurm.cluster_check.unsupported_limits import limits_advice
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.sbatch_options import options_of_script, refuse_options, remarks
 from dl2d_slurm.submission.submission_backends import chosen_backend
@@ -349,8 +346,7 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield from _watched(settings, f"{item}.watch", parsed.watch)
                 if problem := munge_socket_problem(parsed):
                     yield Finding(f"{item}.munge_socket", False, problem)
-                for each in unsuitable_options_advice(parsed):
-                    yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)
+                yield from map(_advised, unsuitable_options_advice(parsed))
                 backend, why = chosen_backend(parsed, os.geteuid())
                 yield Finding("slurm backend", True, f"{backend}: {why}")
                 missing = [command for command in _SLURM_COMMANDS if shutil.which(command) is None]
@@ -358,16 +354,8 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield Finding("slurm commands", not missing, text if missing else "all are in PATH")
                 if not missing:
                     yield from (answers := list(manager_answers(settings)))
-                    asked = all(finding.good for finding in answers)
-                    if asked and (advice := priorities_advice(parsed, os.environ)):
-                        yield Finding("slurm priorities", True, advice, warning=True)
-                    if asked and (advice := requeue_advice(parsed, os.environ)):
-                        yield Finding("slurm requeue", True, advice, warning=True)
-                    found = (*partition_advice(parsed, os.environ), options_advice(parsed, os.environ)) if asked else ()
-                    for each in filter(None, found):
-                        yield Finding(each.item, not each.wrong, each.text, warning=not each.wrong)
-                    if asked and (advice := limits_advice(parsed, os.environ)):
-                        yield Finding("slurm limits", True, advice, warning=True)
+                    if all(finding.good for finding in answers):
+                        yield from map(_advised, configuration_advice(parsed, os.environ))
             case "yarn":
                 cluster = YarnSettings.parse(manager_settings(settings))
                 yield Finding(item, True, "settings are valid")
@@ -377,6 +365,10 @@ def _manager(settings: Settings) -> Iterator[Finding]:
                 yield Finding(item, True, "its plug-in checks it when the daemon starts")
     except Dl2dError as error:
         yield Finding(item, False, str(error))
+
+
+def _advised(advice: Advice) -> Finding:
+    return Finding(advice.item, not advice.wrong, advice.text, warning=not advice.wrong)
 
 
 def _watched(settings: Settings, item: str, rules: Sequence[StaticJobRule]) -> Iterator[Finding]:

@@ -6,11 +6,13 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from dl2d.core.errors import ResourceManagerError, Unavailable, did_you_mean, some_of
 from dl2d.core.resource_manager import Yields
+from dl2d_slurm.cluster_check.unsupported_limits import on_limits
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, command_environment, configured, failure
 from dl2d_slurm.commands.rpc_rate import RpcRate
@@ -65,17 +67,32 @@ def munge_socket_problem(settings: SlurmSettings) -> str:
     return f"{path}: {why}; start munged with this socket, or correct the path" if why else ""
 
 
-def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised where priorities say only who came first; "" for nothing, or if Slurm does not say.
+def configuration_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Iterator[Advice]:
+    """What is advised on Slurm's configuration and limits; nothing on what Slurm does not tell.
 
     ``environ`` has PATH and, perhaps, SLURM_CONF.
     """
+    environment = command_environment(settings.slurm_conf, environ)
+    rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
+    commands = Commands(environment, settings.command_timeout_seconds, rate)
+    for item, find in (
+        ("slurm priorities", _on_priorities),
+        ("slurm requeue", _on_requeue),
+        ("slurm limits", on_limits),
+    ):
+        with suppress(ResourceManagerError):
+            if text := find(settings, commands):
+                yield Advice(item, text)
+    for advice in (_on_partitions, _on_options):
+        with suppress(ResourceManagerError):
+            yield from advice(settings, commands)
+
+
+def _on_priorities(settings: SlurmSettings, commands: Commands) -> str:
+    """What is advised where priorities say only who came first."""
     if all(rule.yields is not Yields.HIGHER_PRIORITY for rule in settings.sharing):
         return ""
-    try:
-        kind = configured(_commands(settings, environ), "PriorityType")
-    except ResourceManagerError:
-        return ""
+    kind = configured(commands, "PriorityType")
     if kind != _PRIORITY_BASIC:
         return ""
     return (
@@ -84,13 +101,9 @@ def priorities_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> st
     )
 
 
-def requeue_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised if Slurm requeues only jobs whose users ask for it; "" as for ``priorities_advice``."""
-    try:
-        requeues = configured(_commands(settings, environ), "JobRequeue") != "0"
-    except ResourceManagerError:
-        return ""
-    if requeues:
+def _on_requeue(_: SlurmSettings, commands: Commands) -> str:
+    """What is advised if Slurm requeues only jobs whose users ask for it."""
+    if configured(commands, "JobRequeue") != "0":
         return ""
     return (
         "JobRequeue is 0: a job whose coordinator is preempted or loses its node does not start again, and idle "
@@ -98,12 +111,9 @@ def requeue_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
     )
 
 
-def partition_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Iterator[Advice]:
-    """What is wrong with partitions: names in the settings, and what dl2d does not know of; nothing as above."""
-    try:
-        answer = _commands(settings, environ).run(*SHOW_PARTITIONS)
-    except ResourceManagerError:
-        return
+def _on_partitions(settings: SlurmSettings, commands: Commands) -> Iterator[Advice]:
+    """What is wrong with partitions: names in the settings, and what dl2d does not know of."""
+    answer = commands.run(*SHOW_PARTITIONS)
     found = [shown_fields(line) for line in answer.stdout.split("\n") if line.startswith("PartitionName=")]
     partitions = {fields["PartitionName"]: fields for fields in found}
     if answer.status != 0 or not partitions:
@@ -141,28 +151,24 @@ def unsuitable_options_advice(settings: SlurmSettings) -> Iterator[Advice]:
                 break
 
 
-def options_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> Advice | None:
+def _on_options(settings: SlurmSettings, commands: Commands) -> Iterator[Advice]:
     """What Slurm says of a job with ``sbatch_options``; nothing if it accepts that, or refuses one without them, too.
 
     Words that sbatch itself does not take are wrong. What slurmctld refuses may depend on who submits the job.
     """
     if not settings.sbatch_options:
-        return None
-    commands = _commands(settings, environ)
+        return
     job = ["--wrap=true", "--output=/dev/null", f"--mem={settings.default_memory_mib or 1}M"]
     job += [f"--partition={settings.partition}"] if settings.partition else []
-    try:
-        answer = commands.run("sbatch", "--test-only", *job, *settings.sbatch_options)
-        if answer.status == 0 or commands.run("sbatch", *job, "--test-only").status != 0:
-            return None
-    except ResourceManagerError:
-        return None
+    answer = commands.run("sbatch", "--test-only", *job, *settings.sbatch_options)
+    if answer.status == 0 or commands.run("sbatch", *job, "--test-only").status != 0:
+        return
     error = failure("sbatch --test-only with these options", answer)
     key, wrong = "resource_manager.slurm.sbatch_options", _BY_SLURMCTLD not in error.said
     if isinstance(error, Unavailable):
-        return None
+        return
     what = "no task can be submitted" if wrong else "tasks of jobs may be refused in the same way"
-    return Advice(key, f"{error}; {what}: correct {' '.join(settings.sbatch_options)}", wrong=wrong)
+    yield Advice(key, f"{error}; {what}: correct {' '.join(settings.sbatch_options)}", wrong=wrong)
 
 
 def _advice_on_names(settings: SlurmSettings, chosen: Iterable[str], existing: Sequence[str]) -> Iterator[Advice]:
@@ -194,8 +200,3 @@ def _advice_on_min_free(settings: SlurmSettings, used: Mapping[str, Mapping[str,
                 f"{rule.min_free} is more than the number of nodes of {some_of(small)}, so elastic jobs get no more "
                 "than their minimum sizes there; lower it",
             )
-
-
-def _commands(settings: SlurmSettings, environ: Mapping[str, str]) -> Commands:
-    environment = command_environment(settings.slurm_conf, environ)
-    return Commands(environment, settings.command_timeout_seconds, RpcRate(settings.rpcs_per_minute, time.monotonic))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from dl2d.core.errors import ResourceManagerError, some_of
-from dl2d_slurm.commands.commands import Commands, command_environment
-from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d.core.errors import some_of
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
 from dl2d_slurm.settings import SlurmSettings
 
@@ -25,23 +23,14 @@ _FEW_JOBS = 16
 _RECORD = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=([^\s(]*))")
 
 
-def limits_advice(settings: SlurmSettings, environ: Mapping[str, str]) -> str:
-    """What is advised on limits that Slurm enforces; "" for nothing, or if Slurm does not say.
-
-    ``environ`` has PATH and, perhaps, SLURM_CONF.
-    """
-    environment = command_environment(settings.slurm_conf, environ)
-    rate = RpcRate(settings.rpcs_per_minute, time.monotonic)
-    commands = Commands(environment, settings.command_timeout_seconds, rate)
-    try:
-        answer = commands.run(*ASK_LIMITS)
-        found = list(dict.fromkeys(_not_asked_for(answer.stdout)))
-        few = list(dict.fromkeys(_of_few_jobs(answer.stdout)))
-        if answer.status != 0 or not found + few:
-            return ""
-        if not enforces_limits(commands.run("scontrol", "show", "config").stdout):
-            return ""
-    except ResourceManagerError:
+def on_limits(_: SlurmSettings, commands: Commands) -> str:
+    """What is advised on limits that Slurm enforces; "" for nothing. Raises ``ResourceManagerError``."""
+    answer = commands.run(*ASK_LIMITS)
+    found = list(dict.fromkeys(_not_asked_for(answer.stdout)))
+    few = list(dict.fromkeys(_of_few_jobs(answer.stdout)))
+    if answer.status != 0 or not found + few:
+        return ""
+    if not enforces_limits(commands.run("scontrol", "show", "config").stdout):
         return ""
     of_nodes = (
         f"Slurm limits the number of nodes or the minutes ({some_of(found)}): dl2d does not read these limits, so "
