@@ -5,7 +5,8 @@ of independent components, with s = (w, p):
 
     log y_k(s) = c + t(s) + g(s) + h_k(s) + r_k(s) + noise
 
-    c       mean of log y - t over all kinds that were measured, with the weights b_k below
+    c       mean level of the kinds that were measured (of all groups), with the weights b_k below; the level of a kind
+            is the mean of log y - t over its sizes X_k
     t(s)    prior trend: a quarter of a doubling for each doubling of w and of p; for all-reduce, half for each of w
     g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
     h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
@@ -46,9 +47,10 @@ The predicted logarithm of speed is f + r_k:
 
       mean = mean_f + q (log y - mean_f)                  variance = (1 - q) u
 
-With at most ``_MAX_SIZES`` sizes this is the posterior of equations 2.25 and 2.26 of Rasmussen and Williams, with the
-inverse of the covariance of all measurements written by the matrix inversion lemma (A.9). Cost: M n^3 + U^3 for M
-kinds, instead of (M n)^3; n (n + U) for each size that is predicted.
+If each kind has at most ``_MAX_SIZES`` sizes and each group ``_MAX_SHARED_SIZES``, and all b_k are 1, this is the
+posterior of equations 2.25 and 2.26 of Rasmussen and Williams, given c and the noise variances (higher for outliers:
+``with_noise_of_outliers``), with the inverse of the covariance of all measurements written by the matrix inversion
+lemma (A.9). Cost: M n^3 + U^3 for M kinds, instead of (M n)^3; n (n + U) for each size that is predicted.
 
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006: section 2.2 (prediction), 4.2
 (Matern-3/2). Kinds with a shared component: Hensman, Lawrence and Rattray, "Hierarchical Bayesian modelling of gene
@@ -258,10 +260,9 @@ class GaussianProcess:
     A run that failed (speed 0) does not change the predictions for neighbouring sizes: in the DL2 authors' measurements
     those are as fast as others. Its own size is predicted to have speed 0.
 
-    The posterior is exact with up to 40 (``_MAX_SIZES``) sizes of each kind and 64 (``_MAX_SHARED_SIZES``) of a group.
-    Of more sizes of a kind, 40 are conditioned on together, the fastest 20 and others that are far apart, and the
-    remaining ones change the prediction at their own size only. Of more than 64 sizes of a group, close ones share one
-    value of g.
+    All measurements of a kind are conditioned on together at up to 40 (``_MAX_SIZES``) sizes. Of more sizes, 40 are:
+    the fastest 20 and others that are far apart; the remaining ones change the prediction at their own size only. Of
+    more than 64 (``_MAX_SHARED_SIZES``) sizes of a group, close ones share one value of g.
 
     Parameters
     ----------
@@ -349,9 +350,9 @@ class GaussianProcess:
         Parameters
         ----------
         own_measurements
-            All measurements of this one job, if its speeds are not those of its kind: then it is predicted from them
-            instead of its kind's. If no kind of its group was measured, there is no posterior that they could be added
-            to, and they are ignored. Sizes with speed 0 are predicted to fail in any case.
+            Sizes at which this job failed (speed 0): they are predicted to fail. Also all its other measurements, if
+            its speeds are not those of its kind: then it is predicted from them instead of its kind's. The latter are
+            ignored if no kind of its group was measured, since there is no posterior that they could be added to.
 
         Returns
         -------

@@ -1,10 +1,11 @@
 """Relabelling: a job whose measured speeds contradict its declared model type is predicted as another kind.
 
 Each job of a snapshot is compared with the throughput model's prediction for its kind. It keeps its kind as long as
-four of five (``_MAX_CONTRADICTING``) of its measurements are within three standard deviations (``_CONTRADICTS``), or
-28 % (``SAME_SPEED_LOG_RATIO``), of the prediction, since a node may have been slow for a while. Otherwise it is
-predicted as the most likely other kind, among those for which all of its measurements are within two standard
-deviations (``_AGREES``); or, if there is none, from its own measurements alone.
+four of five (``_MAX_CONTRADICTING``) of its measurements are within three standard deviations (``_CONTRADICTS``), or a
+factor of 1.28 (``SAME_SPEED_LOG_RATIO``), of the prediction, since a node may have been slow for a while. Otherwise it
+is predicted as the most likely other kind, among those for which all of its measurements are within two standard
+deviations (``_AGREES``) and whose predictions are certain enough (``_MAX_UNCERTAINTY``); or, if there is none, from its
+own measurements alone. Standard deviations are those of the prediction and of jobs of one kind (``_BETWEEN_JOBS``).
 """
 
 from __future__ import annotations

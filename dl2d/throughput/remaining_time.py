@@ -28,7 +28,7 @@ class Remaining(NamedTuple):
 
 
 def samples_left(job: Job) -> float:
-    """Samples that are left of the declared epochs, or of those that its coordinator says its script trains in all."""
+    """Samples that are left of the declared epochs, or of those that the coordinator reports if these are more."""
     declared = max(job.request.epochs, job.script_epochs or 0.0)
     return max(epochs_left(declared, job.progress.epoch) * job.request.epoch_samples, _MIN_SAMPLES)
 
@@ -37,7 +37,8 @@ def epochs_left(declared: float, done: float) -> float:
     """Epochs that are left, at least a fraction (``MIN_WORK_LEFT``) of the declared ones.
 
     A job that has done more than the declared ones, by more than this fraction, counts as having as many left as it has
-    done. Declaring less work than there is helps a job only until the declared work is done.
+    done: nothing else is known of its end, and declaring less work than there is helps a job only until the declared
+    work is done.
     """
     beyond = done - declared
     return done if beyond > MIN_WORK_LEFT * declared else max(-beyond, MIN_WORK_LEFT * declared)
@@ -72,8 +73,9 @@ def ranks_by_remaining_time(seconds: Floats, clusters: Ints) -> Ints:
 def until_settled(job: Job, fit: LossFit | None, threshold: float) -> Remaining:
     """Work that is left until an epoch lowers the loss by less than ``threshold``, a fraction of the largest loss.
 
-    The declared epochs count instead where the loss does not settle before them, where there is no fit (too few losses,
-    or none that falls), and where the job trains on although its loss should have settled.
+    What ``samples_left`` says counts instead where the loss does not settle before the epochs of the request, where
+    there is no fit (too few losses, or none that falls), and where the job trains on although its loss should have
+    settled.
     """
     declared = samples_left(job)
     if fit is None:

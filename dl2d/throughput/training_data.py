@@ -131,12 +131,13 @@ def without_drift(points: Points) -> Points:
 
 
 def calibration(local: Points, predicted: Floats, reference: Points) -> float:
-    """Factor between measured and predicted speeds of a kind: 1 unless they differ by more than 28 % nearly everywhere.
+    """Factor between measured and predicted speeds of a kind; 1 unless it is beyond 1.28 at nearly all sizes.
 
-    28 % is ``SAME_SPEED_LOG_RATIO``. The factor is the median over the sizes that have a reference point too (over all
-    sizes where those are fewer than three, ``_MIN_POINTS``), if three quarters of them (all but ``_DISAGREEING``) agree
-    that it is beyond 28 %. Other hardware, or another unit of samples, makes all sizes of a kind faster or slower
-    alike; without the factor, sizes that were measured here would look better, or worse, than all others.
+    Beyond 1.28 (``SAME_SPEED_LOG_RATIO``) is above it, or below its reciprocal. The factor is the median over the sizes
+    that have a reference point too (over all sizes where those are fewer than three, ``_MIN_POINTS``), if three
+    quarters of the sizes (all but ``_DISAGREEING``) agree that it is beyond 1.28, on the same side. Other hardware, or
+    another unit of samples, makes all sizes of a kind faster or slower alike; without the factor, sizes that were
+    measured here would look better, or worse, than all others.
 
     Parameters
     ----------

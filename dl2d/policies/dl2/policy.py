@@ -58,7 +58,8 @@ _MAX_ALTERNATIVES = 3
 class Dl2:
     """Chooses the sizes of all jobs by learned scores of size steps, and packs them on the nodes.
 
-    A decision has four stages, in the order of ``decide``:
+    A decision has four stages, in the order of ``decide``. Jobs of which no size is possible get their minimum sizes
+    before stage 3, if there is room.
 
     1. Speeds of each job at each size are predicted (``predictions``).
     2. Of the sizes that a job may have, those on its Pareto frontier are kept (``pareto_frontier``).

@@ -40,6 +40,8 @@ def choose_sizes(
 ) -> Ints:
     """Make the step with the highest score of those for which there are resources, until there is none.
 
+    ``_Search`` says where the result differs from that.
+
     Parameters
     ----------
     positions
@@ -87,7 +89,7 @@ class _Steps(NamedTuple):
 class _Search:
     """State of the choice of sizes.
 
-    The result is that of making the step with the highest score again and again::
+    The steps are planned together, and many are made at once::
 
         plan all steps of each job, as if it had all remaining resources
         while steps are planned:
@@ -96,6 +98,11 @@ class _Search:
 
     A step can be made only after the earlier steps of its job, so the order goes by ``_Steps.least_score``: the lowest
     score up to and including its own.
+
+    The result is that of making the step with the highest score again and again, with two exceptions. If a step exceeds
+    a limit, only steps of jobs in this limit wait until its job is planned anew; others with lower scores may be made
+    before. And if a step gives some of a resource back, jobs that could use it are not planned anew for that: the
+    search may end although there are resources for a step.
     """
 
     def __init__(

@@ -132,11 +132,12 @@ class Parts:
         connector = SimpleNamespace(reach=lambda member, identity: None)
         prepared = prepare(
             message,
-            self.state,
             set(self.state.owned),
             set(self.replica_store.kept),
             identity=identity,
             connector=connector,
+            pool=self.state.pool,
+            faults=self.state.faults,
         )
         assert isinstance(prepared, PreparedPlan), prepared
         self.state.plans[plan.number] = prepared

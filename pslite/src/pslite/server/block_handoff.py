@@ -29,8 +29,8 @@ class Handoff:
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
     #: blocks that have to be sent to their next owners
-    outgoing: deque[BlockState] = field(default_factory=deque)
-    #: blocks that the next owner has not acknowledged: those in `outgoing`, and those on their way
+    to_send: deque[BlockState] = field(default_factory=deque)
+    #: blocks that the next owner has not acknowledged: those in `to_send`, and those on their way
     unacknowledged: dict[int, BlockState] = field(default_factory=dict)
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class Handoff:
             self.assign_backup(block, moved=False)
         else:
             del server.owned[number]
-            self.outgoing.append(block)
+            self.to_send.append(block)
             self.unacknowledged[number] = block
         self.report_moved_if_complete()
 
@@ -59,17 +59,17 @@ class Handoff:
         """
         if self._can_send_seed():
             return True
-        block = self._next_outgoing()
+        block = self._next_to_send()
         link = self.connections.opened.get(self._next_owner(block)) if block is not None else None
         return link is not None and not link.unsent
 
-    def _next_outgoing(self) -> BlockState | None:
-        """Return the first outgoing block, if its state may be sent now.
+    def _next_to_send(self) -> BlockState | None:
+        """Return the first block to send, if its state may be sent now.
 
         It may when all owned blocks are under the new plan and all answers to workers have been sent.
         """
         announced = self.server.activation.announced
-        if not self.outgoing or announced is None:
+        if not self.to_send or announced is None:
             return None
         if (
             any(block.plan != announced.plan for block in self.server.owned.values())
@@ -77,7 +77,7 @@ class Handoff:
         ):
             return None
         # Wait for the backup's acknowledgement: under the new owner it may be the backup again, and needs this step.
-        return None if self.outgoing[0].awaits_backup else self.outgoing[0]
+        return None if self.to_send[0].awaits_backup else self.to_send[0]
 
     def _next_owner(self, block: BlockState) -> str:
         """Return the server that owns a block under the plan that the block has entered."""
@@ -87,20 +87,20 @@ class Handoff:
         return self.replica_sender.can_send_seed() and self.connections.all_answers_sent
 
     def send(self) -> None:
-        """Send the seeds that are due and one outgoing block, unless answers to workers are still to be sent."""
+        """Send the seeds that are due and the first block to send, unless answers to workers are still to be sent."""
         while self._can_send_seed():
             self.replica_sender.seed_next()
             self.report_moved_if_complete()  # nothing is left to seed if the backup has died
-        block = self._next_outgoing()
+        block = self._next_to_send()
         if block is None:
             return
         owner = self._next_owner(block)
         link = self.connections.opened.get(owner)
         if link is None:
             self.connections.note_missing(owner)
-            self.outgoing.rotate(-1)
+            self.to_send.rotate(-1)
         elif not link.unsent:
-            self.outgoing.popleft()
+            self.to_send.popleft()
             whole = block.whole
             steps = block.progress.applied if self.server.spec.asynchronous else block.steps_without_gradient
             link.send(block.state_header(STATE, whole, steps), whole)
@@ -118,7 +118,7 @@ class Handoff:
         block = self.unacknowledged.pop(number, None)
         if block is not None:
             self.replica_sender.release(block)
-        self.outgoing = deque(block for block in self.outgoing if block.number != number)
+        self.to_send = deque(block for block in self.to_send if block.number != number)
         for prepared in self.server.plans.values():
             prepared.gained.pop(number, None)
 

@@ -109,8 +109,8 @@ class BlockState:
     """One block on one server: weights, optimizer slots, version, and the gradient sum of the present step.
 
     On its owner a block goes through these stages: expected (`has_state` is False; pushes of its first step are kept);
-    owned; outgoing, when a plan has given it to another server (read only, until it is sent and acknowledged); then
-    freed, or kept as a replica.  A replica is expected until its seed arrives.
+    owned; outgoing, when a plan has given it to another server (read only, until the state is sent and acknowledged);
+    then freed, or kept as a replica.  A replica is expected until its seed arrives.
     """
 
     definition: Block
@@ -124,7 +124,7 @@ class BlockState:
     number: int = field(init=False)
     #: completed updates; -1: not known yet
     version: int = -1
-    #: first version of `plan`
+    #: first version of `plan`; of a replica that was put under the plan without a step, the version that it had then
     first: int = 0
     #: whether `state` has arrived
     has_state: bool = False
@@ -148,9 +148,10 @@ class BlockState:
     progress: AsyncProgress = field(default_factory=AsyncProgress)
     #: of a sparse block: numbers of the rows that the last step but one (None: not known) and the last one changed
     step_rows: tuple[Numbers | None, Numbers] | None = None
-    #: the server that keeps the replica; "" for none
+    #: the server that keeps the replica, or is to keep it when the seed arrives that it was sent; "" for none
     backup: str = ""
-    #: a server that has been sent a seed and becomes `backup` when it acknowledges that
+    #: while `backup` keeps the replica: a server that was sent a seed, and takes the place of `backup` when it
+    #: acknowledges that
     next_backup: str = ""
     #: whether the answer to workers waits until the replica has the last step
     awaits_backup: bool = False

@@ -24,7 +24,7 @@ class Step:
 
     #: sum of the gradients
     total: Gradient
-    #: number of samples in the sum, which makes it a mean
+    #: what the sum is divided by (`JobSpec.divisor`)
     divisor: float
     #: factor of the mean gradient by clipping; 1 if the norm of all gradients is within the limit
     clip: float = 1.0

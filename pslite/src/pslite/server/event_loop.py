@@ -1,7 +1,7 @@
 """The parameter server's event loop: handles data frames and the coordinator's messages without waiting for a peer.
 
-Only the preparation of plans (allocating memory, opening connections) and the writing of checkpoints run in other
-threads.
+Only the preparation of plans (allocating memory, opening connections), the writing of checkpoints and the computation
+of digests run in other threads.
 """
 
 from __future__ import annotations
@@ -330,8 +330,11 @@ class Server:
 
         def run() -> None:
             self._queue_result(
-                prepare(message, state, owned, replicas, identity=self._identity, connector=self._connections.connector)
-            )
+                prepare(
+                    message, owned, replicas, identity=self._identity, connector=self._connections.connector,
+                    pool=state.pool, faults=state.faults,
+                )
+            )  # fmt: skip
 
         threading.Thread(target=run, name="prepare", daemon=True).start()
 

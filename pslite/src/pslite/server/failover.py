@@ -121,7 +121,6 @@ class Failover:
         """
         server = self.server
         unfrozen, server.frozen = server.frozen - new_owners.keys(), set()
-        gained = [block for prepared in server.plans.values() for block in prepared.gained.values()]
-        for block in [*server.owned.values(), *gained]:
+        for block in list(server.owned.values()):
             if block.number in unfrozen:
                 self.rounds.proceed(block)

@@ -46,7 +46,7 @@ class PlanActivation:
     _finished: set[int] = field(default_factory=set)
 
     def commit(self, plan: int) -> None:
-        """Have a plan announced with the next step of block 0."""
+        """Have a plan announced with the next weights of block 0 (synchronous jobs: that another step makes)."""
         if self.announced is not None and self.announced.plan == plan:
             self._repeat_announcement(self.announced)
         else:
@@ -71,10 +71,11 @@ class PlanActivation:
         self.faults.reached(FaultPoint.PLAN_ANNOUNCED, plan)
 
     def announce_if_due(self, block: BlockState) -> None:
-        """Announce a committed plan with the version that the next step of block 0 makes, for the version after it.
+        """Announce a committed plan, in a synchronous job, when a step has been applied to block 0.
 
-        To be called before the step is sent to the replica, so that the replica knows the announcement before any
-        worker does.
+        `block.version` is still v, the version before the step.  Workers get the announcement with version v + 1, the
+        result of the step, and the plan begins with version v + 2.  To be called before the step is sent to the
+        replica, so that the replica has the announcement before any worker.
         """
         if self.is_due(block):
             if self.announced is not None and self.announced.plan == self._committed:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from pslite.errors import PsliteError, Unreachable
-from pslite.fault_points import FaultPoint
+from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.job.membership_plan import Plan, reduction
 from pslite.job.weight_blocks import Block, cut
 from pslite.net.authentication import Identity
 from pslite.net.messages import Nack, Prepare
 from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.shared_memory import Arena
-from pslite.server.block_state import BlockState, state_bytes
-from pslite.server.server_state import PreparedPlan, ServerState
+from pslite.server.block_state import BlockState, BufferPool, state_bytes
+from pslite.server.server_state import PreparedPlan
 
 #: the highest number that a region of shared memory can have in a frame
 _MAX_REGION_NUMBER = (1 << 16) - 1
@@ -24,12 +24,13 @@ _MAX_REGION_NUMBER = (1 << 16) - 1
 
 def prepare(
     message: Prepare,
-    server: ServerState,
     owned: Collection[int],
     replicas: Collection[int],
     *,
     identity: Identity,
     connector: ServerConnections,
+    pool: BufferPool,
+    faults: FaultPoints,
 ) -> PreparedPlan | Nack:
     """Allocate (and touch) the memory that a plan needs, and connect to the servers that get blocks and replicas.
 
@@ -37,8 +38,6 @@ def prepare(
     ----------
     message
         the plan, and the one that it follows.
-    server
-        the server; only what follows from the job's description is read, and buffers are reserved.
     owned
         numbers of the blocks that the server owns.
     replicas
@@ -47,6 +46,10 @@ def prepare(
         of the server.
     connector
         opens connections.
+    pool
+        the server's, in which buffers are reserved.
+    faults
+        of the server.
 
     Returns
     -------
@@ -56,19 +59,19 @@ def prepare(
     """
     plan, previous = message.plan, message.previous
     try:
-        server.faults.reached(FaultPoint.PREPARE, plan)
+        faults.reached(FaultPoint.PREPARE, plan)
         tree = reduction(message.spec, len(plan.workers), plan.shares)
         pushers = {node: worker.task for worker, nodes in zip(plan.workers, tree.nodes, strict=True) for node in nodes}
-        planned = set(plan.blocks_of(server.task))
-        blocks = cut(message.spec)  # the server may hear of another plan's meanwhile
-        gained = _gained_blocks(plan, [blocks[n] for n in sorted(planned.difference(owned))], tree.leaves)
+        planned = set(plan.blocks_of(identity.task))
+        definitions = cut(message.spec)
+        gained = _gained_blocks(plan, [definitions[n] for n in sorted(planned.difference(owned))], tree.leaves)
         # A block that is owned here now, or is already a replica, needs no other memory for its replica.
-        new_replicas = [blocks[n] for n in plan.replicas_of(server.task) if n not in replicas and n not in owned]
+        new_replicas = [definitions[n] for n in plan.replicas_of(identity.task) if n not in replicas and n not in owned]
         replica_memory = {
             definition.number: BlockState(definition, plan.number, tree.leaves) for definition in new_replicas
         }
-        server.pool.reserve([block.definition for block in gained.values()], len(plan.workers))
-        server.pool.reserve(new_replicas, 1)
+        pool.reserve([block.definition for block in gained.values()], len(plan.workers))
+        pool.reserve(new_replicas, 1)
         receivers = [plan.owner(number) for number in owned if number not in planned]
         receivers += [backup for number in planned if (backup := plan.backup(number)) is not None]
         for member in {member.task: member for member in receivers}.values():
@@ -76,7 +79,7 @@ def prepare(
         # In the first plan, the first worker has the initial weights: it is no newcomer.
         present = previous.workers if previous is not None else plan.workers[:1]
         newcomers = {member.task for member in plan.workers} - {member.task for member in present}
-        server.faults.reached(FaultPoint.PREPARED, plan)
+        faults.reached(FaultPoint.PREPARED, plan)
     except (PsliteError, MemoryError, ValueError) as error:
         about = error.task if isinstance(error, Unreachable) else ""
         return Nack(plan=plan.number, reason=str(error) or type(error).__name__, about=about)

@@ -236,7 +236,11 @@ class ReplicaStore:
             self._enter_completed_plan(block)
 
     def _enter_completed_plan(self, block: BlockState) -> None:
-        """Put a replica under the completed plan if it is under an older one."""
+        """Put a replica under the completed plan if it is under an older one.
+
+        The plan's first version comes with the owner's next step.  If the owner dies before, this server sends whole
+        weights for two steps (`BlockState.changed_rows`), as a worker that the plan has added needs them.
+        """
         if block.plan < self._completed_plan:
             block.plan, block.first = self._completed_plan, block.version
 

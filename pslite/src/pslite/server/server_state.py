@@ -67,7 +67,9 @@ class PreparedPlan:
 
 @dataclass(eq=False)
 class ServerState:
-    """State of one server; only the thread of the loop reads and writes it.
+    """State of one server.  Only the thread of the loop writes it.
+
+    Threads that prepare plans and write checkpoints are given `task`, `faults` and `pool` (to reserve buffers in).
 
     ================ ============================================= ========================
     field            contents                                      written by
@@ -186,7 +188,7 @@ class ServerState:
         """
         prepared = self.plans.get(header.plan)
         block = prepared.gained.get(header.block) if prepared else None
-        if block is None or block.has_state:
+        if block is None:
             raise ProtocolError(
                 f"{link.task} sent the state of block {header.block} under plan {header.plan}, "
                 f"but {self.task} does not expect it"

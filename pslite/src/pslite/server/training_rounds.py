@@ -193,13 +193,13 @@ class Rounds(ABC):
         """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
             link, block = key[0], self.server.owned.get(header.block)
-            if not link.open or (block is not None and block.has_state and self._answer_request(link, header, block)):
+            if not link.open or (block is not None and self._answer_request(link, header, block)):
                 del self.requests[key]
 
     def _answer_request(self, link: Link, header: Header, block: BlockState) -> bool:
-        """Answer a request about a block that has its state, if it is at the right version; return whether it was."""
+        """Answer a request about an owned block, if it is at the right version; return whether it was."""
         if header.kind == RESEND and header.version == NEWEST:
-            if block.number not in self.server.owned or block.awaits_backup:
+            if block.awaits_backup:
                 return False
             self.send_weights(link, self.answer_header(block), block)
             return True
