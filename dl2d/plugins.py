@@ -100,7 +100,7 @@ def _arguments(factory: Callable[..., Any], name: str, given: FactoryArguments) 
     arguments: dict[str, object] = {}
     if given.checkpoint is not None:
         if "checkpoint" not in parameters:
-            raise ConfigError(f"policy.checkpoint: policy {name!r} learns nothing; leave it empty")
+            raise ConfigError(f"policy.checkpoint: policy {name!r} has no checkpoints; leave it empty")
         arguments["checkpoint"] = given.checkpoint
     numbers = {key: kind for key, kind in parameters.items() if kind in _NUMBERS}
     for key, value in given.settings.items():

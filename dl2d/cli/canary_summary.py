@@ -27,7 +27,12 @@ def canary_sentence(canary: Canary, found: CanaryComparison) -> str:
     match canary.state:
         case CanaryState.RUNNING:
             failed = found.failed + found.failed_others
-            lost = f"; of those that ended, {found.failed} and {found.failed_others} failed" if failed else ""
+            lost = (
+                f"; not finished (failed, cancelled or lost): {found.failed} of the policy's jobs and "
+                f"{found.failed_others} of the others"
+                if failed
+                else ""
+            )
             return (
                 f"canary {canary.number}: {policy} decides on {canary.group}, {canary.fallback} on the others; "
                 f"{found.text}{lost}"

@@ -77,7 +77,9 @@ def run(
             help="A workload file with your speeds and one job of each kind, for experiments that draw from it.",
         ),
     ] = None,
-    scale: Annotated[Scale, typer.Option(help="quick: some minutes, where the experiment has that.")] = Scale.FULL,
+    scale: Annotated[
+        Scale, typer.Option(help="quick: a shorter version that takes some minutes; not every experiment has one.")
+    ] = Scale.FULL,
     executor: Annotated[
         ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
     ] = ExecutorName.LOCAL,

@@ -41,7 +41,7 @@ def shadow(
 ) -> None:
     """Compare what dl2d would have decided in mode shadow with what the site's scheduler gave each job.
 
-    What dl2d would have saved is estimated by replaying both on recorded days. That may take minutes. Of mode canary,
+    What dl2d would have saved is estimated by replaying both on recorded days. That may take minutes. For mode canary
     it shows how the jobs of the policy compare with those of the fallback.
     """
     settings = load_settings(config)

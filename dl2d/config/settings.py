@@ -203,7 +203,7 @@ class CanarySettings(_Section):
     @model_validator(mode="after")
     def _one_group(self) -> CanarySettings:
         if self.partition and self.account:
-            raise ValueError("canary.partition, canary.account: set one of them at most")
+            raise ValueError("canary.partition, canary.account: set at most one of them")
         return self
 
 

@@ -195,7 +195,10 @@ def _ps_problems(asked: _Given, rules: RequestRules) -> _Problems:
     if durable and not has_ps:
         yield "durability", "replicas are on parameter servers, and a job with architecture=allreduce has none"
     elif durable and asked.consistency is Consistency.ASYNC:
-        yield "durability", "replicas are not possible with consistency=async, which has no common step"
+        yield (
+            "durability",
+            "replicas are not possible with consistency=async, where workers do not take their steps together",
+        )
     elif durable and most < 2:
         yield "durability", f"replicas need a second parameter server, and the job has {most} at most"
     elif has_ps and _min_ps(asked) < 1:

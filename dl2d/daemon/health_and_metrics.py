@@ -106,7 +106,8 @@ class Health:
         self._canary_jobs = gauge("canary_jobs", "Jobs on which the policy decided in mode canary.")
         self._canary_change = {
             end: gauge(
-                f"canary_change{end}", f"Completion time with the policy by that with the fallback, less 1{words}."
+                f"canary_change{end}",
+                f"Completion time with the policy divided by that with the fallback, minus 1{words}.",
             )
             for end, words in (("", ""), ("_low", ": lower end of the interval"), ("_high", ": its upper end"))
         }
@@ -136,7 +137,7 @@ class Health:
             if unreadable := len(report.incomplete) - len(reasons):
                 reasons.append(f"{counted(unreadable, 'record')} cannot be read; the daemon's log says which")
             problems.append(
-                "the resource manager's listing is incomplete, so nothing is ended or stopped but cancelled jobs: "
+                "the resource manager's listing is incomplete, so only cancelled jobs are ended or stopped: "
                 + " and ".join(reasons)
             )
         if report.remarks:  # they may hold what users have written

@@ -61,7 +61,7 @@ def exposed_folder(folder: Path) -> str:
     if not mode & stat.S_IWOTH:
         return ""
     return (
-        f"{folder} may be written by everybody (mode {stat.S_IMODE(mode):04o}), who could replace the daemon's key "
+        f"{folder} is writable for all users (mode {stat.S_IMODE(mode):04o}), who could replace the daemon's key "
         "and database; run chmod o-w"
     )
 

@@ -37,7 +37,8 @@ class TickLog:
         before, self._resting_claims = self._resting_claims, frozenset(report.resting_claims)
         if new := sorted(self._resting_claims - before):
             log.warning(
-                "waiting jobs lost nodes that tasks left for them again and again; no more leave for them for an hour",
+                "several times tasks left nodes for waiting jobs that then did not get them; for an hour no tasks "
+                "leave nodes for these jobs",
                 claims=new[:_MAX_JOBS_NAMED],
                 count=len(new),
             )
@@ -65,7 +66,7 @@ class TickLog:
         remarks = (*report.remarks, *report.stray_remarks)
         before, self._listing = self._listing, (bool(report.incomplete), remarks)
         if report.incomplete and not before[0]:
-            log.error("listing is incomplete; until it is complete, nothing is ended or stopped but cancelled jobs",
+            log.error("listing is incomplete; until it is complete, only cancelled jobs are ended or stopped",
                       reasons=report.incomplete[:_MAX_REASONS], count=len(report.incomplete))  # fmt: skip
         elif before[0] and not report.incomplete:
             log.info("listing is complete again")

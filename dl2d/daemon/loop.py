@@ -209,8 +209,11 @@ class Daemon(AbstractContextManager["Daemon"]):
         try:
             write_address(path, address)
         except OSError as error:
-            log.error("the address file cannot be written: jobs find the daemon by DL2_DAEMON only", path=str(path),
-                      error=error.strerror)  # fmt: skip
+            log.error(
+                "the address file cannot be written: jobs find the daemon only if DL2_DAEMON is set; let the daemon's "
+                "account write to its folder, or set another api.address_file, and restart the daemon",
+                path=str(path), error=error.strerror,
+            )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -370,7 +373,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             log.error("tick failed; the next tick tries again", error=str(error), kind=type(error).__name__)
             return None
         except Exception as error:
-            self._status = f"last tick failed: {error!r}"
+            self._status = f"last tick failed: {type(error).__name__}: {error}"
             self._health.failed(repr(error))
             log.exception("tick failed unexpectedly; the next tick tries again")
             return None

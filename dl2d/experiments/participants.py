@@ -149,7 +149,7 @@ class Participant(Record):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.training is not None and self.policy != self.training.design.policy:
-            problem = f"what is trained is decided with by {self.training.design.policy}, not {self.policy}"
+            problem = f"the training makes a checkpoint for {self.training.design.policy}, not {self.policy}"
             raise bad("policy", problem)
         if twice := sorted(self.tune.keys() & {*self.settings, *([PLACEMENT] if self.placement else [])}):
             raise bad("tune", f"{twice[0]} is given and tuned")

@@ -93,18 +93,18 @@ def _values(run: Run, cases: Sequence[CaseSummary], pictures: Sequence[Picture])
         warnings.append(f"{missing} have no result; means are over those that have.")
     if run.codes > 1:
         warnings.append(
-            f"The run was resumed with other code: its cells come from {run.codes} states of dl2d, and may not be "
-            "comparable."
+            f"The run was resumed with other code: its cells come from {run.codes} states of dl2d's code, and may "
+            "differ for that reason alone."
         )
     if any(participant.training for participant in experiment.participants) and (
         experiment.trainings < len(experiment.seeds)
     ):
         warnings.append(
-            f"What is trained was trained {experiment.trainings} times, for {len(experiment.seeds)} seeds: intervals "
-            "tell of workloads more than of trainings."
+            f"Policies were trained {experiment.trainings} times, for {len(experiment.seeds)} seeds: intervals "
+            "show the effect of workloads more than that of trainings."
         )
     if len(experiment.seeds) == 1:
-        warnings.append("One seed says nothing about chance: there are no intervals.")
+        warnings.append("With one seed there are no intervals.")
     return {
         "title": f"Experiment {experiment.name}, version {experiment.version}",
         "description": experiment.description,
@@ -139,7 +139,7 @@ def _section(case: CaseSummary, baseline: str) -> Section:
     about = f"{where}; {rules}. {_number(case.jobs.mean)} jobs, slots of {case.slot_seconds:g} s. " + (
         f"Bound that no policy can beat: {bound}."
         if is_ideal(made)
-        else f"Bound: {bound}, of the workload without options; luck in speeds and locality can beat it."
+        else f"Bound: {bound}, of the workload without options; random speeds and locality can beat it."
     )
     headings = tuple(each.format(baseline=baseline, resource=case.resource) for each in _HEADINGS)
     return Section(made.name, about, Table(headings, tuple(_row(each) for each in case.policies)))

@@ -123,7 +123,7 @@ class LocalManager:
             if (running := self._running(task.tag)) is not None:
                 return running.handle
             if self._records.unreadable:
-                problem = f"{task.tag} is not started, since it may run already and its record be unreadable"
+                problem = f"{task.tag} is not started: perhaps it runs already, and its record cannot be read"
                 raise Unavailable(problem, said=self._records.unreadable[0])
         self._check(task)
         program = _find_program(task)

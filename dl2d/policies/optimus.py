@@ -211,7 +211,7 @@ class Optimus:
 
 def _beyond(step: Allocation) -> str:
     role, other = ("workers", "PS") if step.workers else ("PSs", "worker")
-    return f"has all the {role} it may have, and one more would be better than a {other}"
+    return f"has its maximum of {role}, and one more of them would help more than a {other}"
 
 
 def _is_beyond(job: Job, size: Allocation, step: Allocation) -> bool:

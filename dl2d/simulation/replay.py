@@ -322,7 +322,7 @@ class _Run:
                 return
             if not plan.deferred and not plan.moves and not report.outcome.failures:
                 return  # all that was decided is done: another tick would find nothing to do
-        raise SimulationError(f"slot {self.now}: after {_MAX_TICKS} ticks tasks are still being moved about")
+        raise SimulationError(f"slot {self.now}: tasks are still being moved after {_MAX_TICKS} ticks")
 
     def _release(self, tasks: Sequence[Task]) -> None:
         self._manager.forget(task.handle for task in tasks)

@@ -257,7 +257,7 @@ _NOW_SQLITE = {
         "the file or its folder cannot be written; check owner, mode and mount (an account that may only read it can "
         "do so while the daemon runs)"
     ),
-    sqlite3.SQLITE_PERM: "the file may not be opened; check owner and mode",
+    sqlite3.SQLITE_PERM: "no permission to open the file; check owner and mode",
     sqlite3.SQLITE_CANTOPEN: f"the file cannot be opened; {_NO_ACCESS}",
     sqlite3.SQLITE_IOERR: "the disk refused to read or write; check whether it is full or failing",
     sqlite3.SQLITE_NOMEM: "out of memory",
@@ -271,8 +271,8 @@ _NOW_POSTGRESQL = {
     "25006": "the database is read-only (a standby?); connect to the primary",
     "28": "PostgreSQL refused the login; check user, password and pg_hba.conf",
     "3D": "there is no such database; create it (createdb)",
-    "40": "the transaction clashed with another; try again",
-    "42501": "the database user may not do this; grant it the tables of dl2d",
+    "40": "the transaction conflicted with another; try again",
+    "42501": "the database user has no permission for this; grant it the tables of dl2d",
     "53": "PostgreSQL has run out of a resource; see its log",
     "53100": "the disk of PostgreSQL is full; free some space, nothing of this change was kept",
     "53300": "PostgreSQL has no connection left; raise max_connections",

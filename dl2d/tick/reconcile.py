@@ -432,13 +432,13 @@ def _silence_of(
     if context.ending(job.key):
         return Silence("its training is done, and its tasks end")
     if anchor is not None and anchor.state is RmJobState.ENDING:
-        return Silence("the resource manager is ending its anchor")
+        return Silence("the resource manager is ending its coordinator")
     if anchor is not None and anchor.not_executing:
-        return Silence("its anchor is suspended, or its nodes are being prepared", not_executing=True)
+        return Silence("its coordinator is suspended, or its nodes are being prepared", not_executing=True)
     if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < _MIN_USEFUL_SECONDS:
-        return Silence(f"its batch job reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
+        return Silence(f"its coordinator reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
     if tag in calling_unlisted:
-        return Silence("the resource manager does not list its anchor, whose coordinator still reports")
+        return Silence("the resource manager does not list its coordinator, which still reports")
     if job.key in calling:
         # The one heartbeat may be from before the silence; if the training has ended since, the next one says so.
         once = "its coordinator has reported only once since it was silent"

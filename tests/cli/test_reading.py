@@ -291,7 +291,7 @@ def test_a_script_that_trains_other_epochs_than_its_job_file_says_is_told(dl2d: 
     assert dl2d("status", "first", "--json", "-c", recorded.config).json["jobs"][0]["script_epochs"] == declared
     assert "job file" not in "".join(dl2d(each, "first", "-c", recorded.config).out for each in ("why", "status"))
     recorded.world.beat(recorded.first, version=160, total_versions=3200, epoch=2.0)
-    told = f"the script trains 40 epochs, but its job file says epochs: {declared:g}"
+    told = f"the script trains 40 epochs, but the job was submitted with epochs={declared:g}"
     assert told in dl2d("why", "first", "-c", recorded.config).out
     assert told in dl2d("status", "first", "-c", recorded.config).out
 

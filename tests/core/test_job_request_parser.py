@@ -130,7 +130,7 @@ def test_text_means_the_same_as_numbers() -> None:
         ({"durability": "yes"}, "durability", "expected one of durable, none, got 'yes'"),
         ({"durability": "durable", "max_ps": 1}, "durability", "need a second parameter server, and the job has 1"),
         ({"durability": "durable", "architecture": "allreduce"}, "durability", "allreduce has none"),
-        ({"durability": "durable", "consistency": "async"}, "durability", "no common step"),
+        ({"durability": "durable", "consistency": "async"}, "durability", "do not take their steps together"),
         ({"epoch": 3}, "epoch", "unknown key (did you mean epochs?)"),
         ({"zzz": 3}, "zzz", "unknown key"),
     ],

@@ -137,7 +137,7 @@ class TestStart:
         waiting.state_dir.chmod(0o777)
         status, said = refused(waiting)
         assert status == 2
-        assert f"state_dir: {waiting.state_dir} may be written by everybody (mode 0777)" in said
+        assert f"state_dir: {waiting.state_dir} is writable for all users (mode 0777)" in said
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
     def test_a_key_that_belongs_to_somebody_else_is_refused(self, waiting: LocalCluster) -> None:
@@ -471,7 +471,7 @@ def test_a_tick_that_fails_is_logged_and_the_next_one_comes(
 def test_a_tick_that_has_to_wait_is_no_failure(tmp_path: Path, ticks: dict[str, Any]) -> None:
     with Running(tmp_path) as running, capture_logs() as logs:
         until(lambda: ticks["begun"] == 1, "the first tick")
-        ticks["error"] = Waiting("containers may not have reported yet")
+        ticks["error"] = Waiting("waiting for the first reports")
         running.daemon.wake()
         until(
             lambda: any(

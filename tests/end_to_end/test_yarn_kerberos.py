@@ -71,7 +71,7 @@ def test_the_daemon_is_known_by_its_keytab_and_others_are_refused(settings: Yarn
         assert len(read_listing(client).nodes) == 1
         client.send("POST", SERVICES_PATH, SERVICE, do_as="ml")
         assert [(app.user, app.name) for app in read_listing(client).applications] == [("ml", "of-ml")]
-        with pytest.raises(Denied, match=r"dl2d may not act for root; set hadoop\.proxyuser\.dl2d\.hosts"):
+        with pytest.raises(Denied, match=r"dl2d has no permission to act for root; set hadoop\.proxyuser\.dl2d\.hosts"):
             client.send("DELETE", f"{SERVICES_PATH}/of-ml", do_as="root")
         client.send("DELETE", f"{SERVICES_PATH}/of-ml", do_as="ml")
     with (
@@ -82,7 +82,7 @@ def test_the_daemon_is_known_by_its_keytab_and_others_are_refused(settings: Yarn
     stranger = Spnego(f"eve@{REALM}", realm.keytab("eve"))
     with (
         RestClient(settings.addresses, user="eve", timeout_seconds=20, auth=stranger) as client,
-        pytest.raises(Denied, match="eve may not act for ml"),
+        pytest.raises(Denied, match="eve has no permission to act for ml"),
     ):
         client.send("DELETE", f"{SERVICES_PATH}/of-ml", do_as="ml")
     items = {item: (good, text) for item, good, text in check_cluster(settings)}

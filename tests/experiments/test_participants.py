@@ -220,7 +220,7 @@ def entry(**changes: object) -> dict[str, object]:
         (entry(training={"design": "dl2", "before": {"types": 1}}), "before: the design dl2 begins with nothing"),
         (entry(training={"sources": ["generator:dl2?seed=3"]}), "fixes its seed"),
         (entry(training={"sources": ["a.json"]}), "training.validation: name workloads to choose checkpoints by"),
-        (entry(training={}, policy="dl2"), "what is trained is decided with by dl2-original, not dl2"),
+        (entry(training={}, policy="dl2"), "the training makes a checkpoint for dl2-original, not dl2"),
         (entry(tune={"a": []}), "policies[1].tune.a: expected a list of 1 to 50 entries"),
         (entry(tune={"placement": [1]}), "tune.placement: expected a list"),
         (entry(tune={"a": [1]}, settings={"a": 1}), "tune: a is given and tuned"),

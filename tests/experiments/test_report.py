@@ -187,7 +187,7 @@ def test_a_bound_that_can_be_beaten_is_told_as_such(tmp_path: Path) -> None:
     ]
     markdown, _ = write_report(make_run(tmp_path, workloads=workloads))
     parts = re.split(r"^### ", markdown.read_text(), flags=re.MULTILINE)[1:]
-    assert ["luck in speeds" in part for part in parts] == [False, False, True, True]
+    assert ["random speeds" in part for part in parts] == [False, False, True, True]
     assert ["no policy can beat" in part for part in parts] == [True, True, False, False]
 
 
@@ -210,7 +210,7 @@ def test_a_run_without_any_result_has_a_report(tmp_path: Path) -> None:
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     run = make_run(tmp_path, seeds=[4])
     markdown, _ = write_report(run)
-    assert "One seed says nothing about chance" in markdown.read_text()
+    assert "With one seed there are no intervals" in markdown.read_text()
     assert "±" not in markdown.read_text().split("## Average")[0].split("### plain")[1]
 
 

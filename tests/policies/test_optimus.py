@@ -137,7 +137,7 @@ def test_where_the_better_step_is_beyond_what_it_may_have_the_job_gets_no_more()
     policy = Optimus(known=table, by_resources=False, beyond=far)
     decision = ask(policy, a_snapshot([A], TEN))
     assert decision.jobs[0].allocation == (2, 1)
-    assert decision.jobs[0].reason.text == "has all the workers it may have, and one more would be better than a PS"
+    assert decision.jobs[0].reason.text == "has its maximum of workers, and one more of them would help more than a PS"
     assert [option.allocation for option in decision.jobs[0].alternatives] == [(2, 1), (2, 2)]
     assert given(Optimus(known=table, by_resources=False), a_snapshot([A], TEN)) == [(2, 2)]
 

@@ -516,7 +516,7 @@ class Rehearsal:
         return again
 
     def _ended(self, task: str, error: PsliteError) -> None:
-        if not self._over and task not in self.killed and not str(error).startswith(("the scheduler", "drained")):
+        if not self._over and task not in self.killed and not str(error).startswith(("the daemon", "drained")):
             status = self._status
             if status is None or status.state in ("waiting", "running"):
                 self._surprises.append(f"{task}: {error}")

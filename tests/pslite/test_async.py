@@ -226,7 +226,10 @@ def test_who_prefers_it_has_the_job_end_with_a_server():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clip_norm": 1.0}, "clip_norm is 1.0: this is not possible in async mode, which has no common step"),
+        (
+            {"clip_norm": 1.0},
+            "clip_norm is 1.0: this is not possible in async mode, where workers do not take their steps together",
+        ),
         ({"durability": "durable"}, "durability is 'durable': this is not possible in async mode"),
         ({"segments": table_segments(9, 2, SGD(lr=0.1))}, "table is sparse: this is not possible in async mode"),
         (

@@ -429,4 +429,4 @@ def coordinator_with_a_running_job():
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert job.status.state == "cancelled"
-    assert job.status.reason == "the scheduler cancelled it"
+    assert job.status.reason == "the daemon cancelled it"

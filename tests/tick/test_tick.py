@@ -184,7 +184,7 @@ def test_a_task_that_dies_is_recorded_and_asks_for_a_new_decision(build) -> None
     entry = reason(report, job)
     (why,) = entry.guarded
     text = "1 attempt in a row to start its tasks failed, the last: worker-0: exit status 3; "
-    assert why == Reason(Constraint.BACKOFF, text + "the next one waits 10 s from then on")
+    assert why == Reason(Constraint.BACKOFF, text + "the next one comes 10 s after it")
     assert report.plan.starts == ()
     report = world.tick()
     assert report.decided
@@ -1396,7 +1396,7 @@ def test_no_task_ends_for_a_floor_that_no_node_could_hold(build, happens) -> Non
     (entry, _) = report.slot_decision.in_force.jobs
     (why,) = entry.guarded
     assert (why.constraint, why.gave_way) == (Constraint.CAPACITY, Constraint.FLOOR)
-    assert why.text.startswith("what it lacks of its floor 3w+1ps waits: ")
+    assert why.text.startswith("it has fewer tasks than its floor 3w+1ps for now: ")
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "drf", "tetris", "optimus", "lookahead", "dl2"])

@@ -90,7 +90,7 @@ def test_no_task_is_started_shortly_before_the_time_limit_of_its_anchor(build, l
     report = world.tick(10.0)
     assert len(report.plan.starts) == starts
     (entry,) = report.slot_decision.in_force.jobs
-    said = "its batch job reaches its time limit in less than 2 minutes"
+    said = "its coordinator reaches its time limit in less than 2 minutes"
     assert any(said in reason.text for reason in entry.guarded) is (not starts)
 
 

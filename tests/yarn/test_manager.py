@@ -273,7 +273,7 @@ def test_after_a_restart_there_is_no_listing_until_the_containers_may_have_repor
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
     second = yarn.manager(yarn.clock, report_seconds=3.0)
-    with pytest.raises(Waiting, match="may not have reported yet"):
+    with pytest.raises(Waiting, match="for the first reports of containers"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     flexes = len(yarn.flexes)
@@ -425,7 +425,7 @@ def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, mana
 def test_the_time_in_which_containers_may_report_begins_after_an_incomplete_listing_too(yarn: FakeYarn) -> None:
     manager = yarn.manager(yarn.clock)
     yarn.apps["x"] = {"id": 1}
-    with pytest.raises(Waiting, match="may not have reported yet"):
+    with pytest.raises(Waiting, match="for the first reports of containers"):
         manager.listing()
 
 
@@ -875,7 +875,7 @@ def test_only_its_own_job_can_use_a_container_without_a_task(
     }
     assert {number: min(each) for number, each in found.items() if each} == left
     assert {limit.reason for limit in limits} <= {
-        "the containers without a task of other jobs are room for those jobs only"
+        "idle containers of other jobs (they run no task) are room for those jobs only"
     }
 
 

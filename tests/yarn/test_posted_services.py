@@ -246,7 +246,7 @@ def test_after_a_restart_the_daemon_waits_for_the_reports_of_services_and_knows_
     service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
     application = yarn.post(service, "alice")
     manager = yarn.manager(yarn.clock)
-    with pytest.raises(Unavailable, match="may not have reported yet"):
+    with pytest.raises(Unavailable, match="for the first reports of containers"):
         manager.listing()
     key = JobKey("yarn", "1795581702976_0001", 1795581713)
     # A new container registers before the coordinator, which an earlier daemon started, has reported.

@@ -166,7 +166,7 @@ def _why_only_files(config: Path, settings: Settings | None) -> str:
     place = next(folder for folder in (settings.state_dir, *settings.state_dir.parents) if os.path.exists(folder))  # noqa: PTH110 - Path.exists raises where a folder above may not be looked into
     if os.access(place, os.W_OK | os.X_OK):
         return ""
-    return f"{config}; the daemon is not checked, since {settings.state_dir} is not of uid {os.getuid()}"
+    return f"{config}; the daemon is not checked, since {settings.state_dir} does not belong to uid {os.getuid()}"
 
 
 def _plugins() -> Iterator[Finding]:
@@ -178,7 +178,8 @@ def _plugins() -> Iterator[Finding]:
                 point.load()
             except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; which one is what is asked
                 broken = True
-                text = f"{point.name} ({point.value}) cannot be loaded: {error!r}; repair or uninstall it"
+                problem = f"{type(error).__name__}: {error}"
+                text = f"{point.name} ({point.value}) cannot be loaded ({problem}); repair or uninstall it"
                 yield Finding(group, False, text)
         if not found:
             yield Finding(group, False, "none is installed; install dl2d again")

@@ -101,7 +101,7 @@ def manager_answers(settings: Settings) -> Iterator[Finding]:
         yield Finding("resource_manager.slurm.default_memory_mib", True, text, warning=True)
     if not capabilities.other_users:
         text = (
-            f"uid {os.geteuid()} may not submit jobs of other users, so only its own jobs get tasks: run the daemon as "
-            "root, or as SlurmUser with resource_manager.slurm.slurmrestd or pyslurm_python"
+            f"uid {os.geteuid()} has no permission to submit jobs of other users, so only its own jobs get tasks: run "
+            "the daemon as root, or as SlurmUser with resource_manager.slurm.slurmrestd or pyslurm_python"
         )
         yield Finding("slurm users", True, text, warning=True)

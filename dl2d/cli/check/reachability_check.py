@@ -33,7 +33,8 @@ def jobs_find_daemon(settings: Settings, *, runs: bool) -> Iterator[Finding]:
     if url and is_loopback(host):
         text = (
             f"jobs on other machines cannot reach {url}: set api.host to 0.0.0.0, api.advertise to "
-            f"https://HEAD:{api.port} with the name by which nodes know this machine, and api.certificate"
+            f"https://HOST:{api.port}, where HOST is the name by which nodes know this machine, and api.certificate to "
+            "a certificate for HOST"
         )
         yield Finding("api.advertise" if api.advertise else "api.host", True, text, warning=True)
     elif url.startswith("http:"):
@@ -48,7 +49,7 @@ def jobs_find_daemon(settings: Settings, *, runs: bool) -> Iterator[Finding]:
         yield Finding(_FILE, False, str(error))
     else:
         if hidden := _hidden(path.resolve()):
-            yield Finding(_FILE, False, f"{hidden} may not be read by everybody: jobs find the daemon by {path}")
+            yield Finding(_FILE, False, f"make {hidden} readable for all users: jobs find the daemon by {path}")
         elif problem := distrust_of_others(path):
             text = f"jobs of other users do not use {path}: {problem}"
             yield Finding(_FILE, True, text, warning=True)
@@ -62,7 +63,7 @@ def jobs_find_daemon(settings: Settings, *, runs: bool) -> Iterator[Finding]:
 def _no_file(path: Path, *, runs: bool) -> Finding:
     if runs:
         text = (
-            f"{path} does not exist although the daemon runs, so that jobs do not find it: its log says why; "
+            f"{path} does not exist although the daemon runs, so jobs do not find the daemon: its log says why; "
             "`dl2d unit` prints a unit that lets it write there"
         )
         return Finding(_FILE, True, text, warning=True)

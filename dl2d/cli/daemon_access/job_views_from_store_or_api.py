@@ -102,7 +102,7 @@ def _api_views(error: Dl2dError) -> ApiViews:
         return ApiViews(address, os.environ)
     except (UsageError, OSError, ValueError) as problem:
         kind = type(error) if isinstance(error, StoreError) else ConfigError
-        raise kind(f"{error}; without it, the daemon is asked, but {problem}") from None
+        raise kind(f"{error}; so the daemon was asked instead, but {problem}") from None
 
 
 def _address(environ: Mapping[str, str]) -> DaemonAddress:
@@ -161,7 +161,10 @@ class ApiViews:
             try:
                 return decode(answer.content, kind)
             except msgspec.MsgspecError as error:
-                raise Dl2dError(f"the program at {self._url} is not this version of dl2d: {error}") from None
+                raise Dl2dError(
+                    f"the program at {self._url} does not answer like this version of dl2d ({error}): install the "
+                    "daemon's version here"
+                ) from None
         raise self._refusal(answer)
 
     def _send(self, target: str) -> httpx2.Response:
@@ -176,8 +179,9 @@ class ApiViews:
             text = str(error) or type(error).__name__
             if "CERTIFICATE_VERIFY_FAILED" in text:
                 raise Unavailable(
-                    f"the certificate of the daemon at {self._url} is refused ({text}): the administrator sets "
-                    "api.certificate to one that is valid and names this host, and restarts the daemon"
+                    f"the certificate of the daemon at {self._url} is refused ({text}): ask the administrator "
+                    "to set api.certificate to one that is valid and names the host of this URL, and to restart the "
+                    "daemon"
                 ) from error
             raise Unavailable(
                 f"the daemon does not answer at {self._url} ({text}): it does not run, or a firewall is between"
@@ -195,11 +199,12 @@ class ApiViews:
                 key, _, problem = text.partition(": ")
                 return RequestError(key, problem)
             case 429:
-                return Unavailable(f"the daemon at {self._url} refused this, repeated for {_BUSY_SECONDS:g} s: {text}")
+                return Unavailable(f"the daemon at {self._url} refused this request for {_BUSY_SECONDS:g} s: {text}")
             case 503:
                 return Unavailable(text)
             case _:
                 return Dl2dError(
-                    f"the daemon at {self._url} failed: {text}; if its version is not that of this command (`dl2d "
-                    "--version`), install the same one, otherwise its administrator finds the error in its log"
+                    f"the daemon at {self._url} failed: {text}; if the version in {self._url}/v1/health is not that of "
+                    "`dl2d --version`, install the daemon's version here; otherwise ask the administrator to look in "
+                    "the daemon's log"
                 )

@@ -36,8 +36,8 @@ def remark_on(job: Job) -> str:
     if trained is None or math.isclose(trained, declared, rel_tol=_SAME_EPOCHS):
         return ""
     return (
-        f"the script trains {trained:.6g} epochs, but its job file says epochs: {declared:g}, from which dl2d "
-        "computes the remaining work; correct the job file"
+        f"the script trains {trained:.6g} epochs, but the job was submitted with epochs={declared:g}, from which dl2d "
+        "computes the remaining work; correct it in the job file, the #DL2 lines or --dl2-epochs"
     )
 
 

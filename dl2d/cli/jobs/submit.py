@@ -155,8 +155,8 @@ def _job_to_cancel(job: str, config: Path) -> tuple[Settings, Job]:
         if os.geteuid() == 0 or not closed:
             raise
         raise Denied(
-            "`dl2d cancel` is for root and the daemon's account, and this account may not read the configuration or "
-            "the database; on Slurm `scancel JOBID` ends your job, on YARN `yarn app -stop NAME`"
+            "`dl2d cancel` is for root and the daemon's account, and this account has no permission to read the "
+            "configuration or the database; on Slurm `scancel JOBID` ends your job, on YARN `yarn app -stop NAME`"
         ) from error
 
 
@@ -232,7 +232,7 @@ def _to_yarn(
         check_private(daemon)
     except UsageError:
         raise ConfigError(
-            f"the daemon's address is {daemon}, but a service registers over https only: the administrator has to set "
+            f"the daemon's address is {daemon}, but a service registers over https only: ask the administrator to set "
             "api.advertise to an https URL, and api.certificate"
         ) from None
     # The tickets are the user's, not the daemon's.

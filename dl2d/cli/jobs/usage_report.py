@@ -32,7 +32,7 @@ class Use:
 def report(job: JobArgument, as_json: JsonOption = False, config: ConfigOption = DEFAULT_PATH) -> None:
     """Say what a job used until now: hours of all tasks that it has or had, times the resources of each.
 
-    Of a requeued job all runs are summed, or, if JOB is cluster.id.submitted, that run.
+    All runs of a requeued job are summed; if JOB is cluster.id.submitted, only that run counts.
     """
     with job_source(config) as source:
         used = source.views.usage(job)

@@ -172,7 +172,7 @@ def _learn_dl2_paper(
     from dl2d.learning.dl2_paper.trainer import continuing, train  # noqa: PLC0415
 
     began = time.monotonic()
-    # Today may be kept back tomorrow.
+    # Today may be held out tomorrow.
     live = _live_slots(settings, store, [*split.held_out_times, (now // DAY_SECONDS * DAY_SECONDS, math.inf)], tell)
     counts = {"slots": len(live), "samples": 0}
     # A network that imitates a scheduler is sure of every step, so its output layer is drawn anew; later versions learn

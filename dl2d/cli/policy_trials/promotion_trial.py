@@ -80,7 +80,7 @@ def deciding(settings: Settings, registry: SqlRegistry) -> TrialPolicy:
 
 def site_scheduler(split: Split) -> TrialPolicy:
     """The site's own scheduler: replayed where one of dl2d's policies without weights decided on all days that were
-    kept back, otherwise the sizes that were recorded on them.
+    held out, otherwise the sizes that were recorded on them.
     """
     (name, *others) = sorted({policy for day in split.held_out for policy in day.policies}) or [""]
     is_ours = not others and name in available(POLICIES) and not takes_checkpoint(name)
@@ -97,7 +97,7 @@ def recorded_days(
     candidate: Checkpoint | None = None, for_training: bool = True, assume_speeds: bool = False,
     expected_speeds: bool = False,
 ) -> Split:  # fmt: skip
-    """What the store has of the last days, as workloads; days that a candidate learned from are not kept back.
+    """What the store has of the last days, as workloads; days that a candidate learned from are not held out.
 
     What was measured counts from the last ``learning.days``, also where ``days`` is less: the same days have the same
     speeds, whoever compares on them. With ``assume_speeds``, jobs that report no speeds take part with assumed ones
@@ -141,7 +141,7 @@ def learned_days(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def compared_with_recorded(settings: Settings, split: Split, checkpoint: Checkpoint, *, tell: Tell) -> Trial:
-    """A short comparison of a trained policy with the recorded scheduler, on the days kept back: expected speeds only.
+    """A short comparison of a trained policy with the recorded scheduler, on the days held out: expected speeds only.
 
     The trial decides nothing and is not recorded.
     """
@@ -170,7 +170,7 @@ def on_trial(
     settings: Settings, name: str, split: Split, candidate: TrialPolicy, current: TrialPolicy, *, tell: Tell,
     margin: float | None = None, problem: str = "",
 ) -> Trial:  # fmt: skip
-    """Compare a candidate with what decides now on the days that were kept back.
+    """Compare a candidate with what decides now on the days that were held out.
 
     ``margin`` is how much worse it may surely not be; None for that of the configuration. A candidate with a
     ``problem``, which a replay check found, fails without a comparison.
@@ -258,7 +258,7 @@ def _not_counted(trained_on: Collection[str], why: str, split: Split, *, is_site
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:
-    """Compare the fallback with what the live version did on the days kept back; passed if it is surely better.
+    """Compare the fallback with what the live version did on the days held out; passed if it is surely better.
 
     Both are replayed in the twin: the fallback as it would have decided, the live version as the sizes that jobs really
     had, so that what the twin does not know of the site is missing on both sides. None where dl2d does not act, or

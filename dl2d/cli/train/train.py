@@ -57,7 +57,10 @@ def train(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="With --design dl2-original: a checkpoint to begin with, as of dl2d train supervised."),
+        typer.Option(
+            help="With --design dl2-original: a checkpoint to begin with, such as one that `dl2d train "
+            "supervised` wrote."
+        ),
     ] = None,
     offline: Annotated[
         bool,
@@ -110,7 +113,7 @@ def train(
     if teacher is not None and start is not None:
         raise typer.BadParameter("--teacher and --start cannot be used together: training begins with one of them")
     if "draws" in given and not any(map(is_drawn, (*(workload or ()), *(validate or ())))):
-        raise typer.BadParameter("--draws is for generators, and no --workload or --validate is one (generator:NAME)")
+        raise typer.BadParameter("--draws needs a generator: --workload or --validate generator:NAME")
     require_extra("train")
     options = TrainOptions(
         workload=tuple(workload or ()), validate=tuple(validate or ()), out=out, iterations=iterations, seed=seed,

@@ -80,7 +80,10 @@ def _print_trial(trial: Trial, settings: Settings) -> None:
     elif settings.policy.name == trial.policy:
         outcome = what_live_means(settings.mode)
     else:
-        outcome = f"becomes the live version of {trial.policy}, but {settings.policy.name} decides here (policy.name)"
+        outcome = (
+            f"is the live version of {trial.policy}, but {settings.policy.name} decides (set policy.name to "
+            f"{trial.policy} to use it)"
+        )
     typer.echo(f"{outcome}: {trial.reason}")
 
 

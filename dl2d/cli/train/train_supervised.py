@@ -58,7 +58,8 @@ def supervised(
         typer.Option(
             min=2,
             max=100_000,
-            help="Newest slots with jobs that are learned from, outside the days on which versions are compared.",
+            help="How many slots to learn from: the newest ones with jobs, without those of the days on which versions "
+            "are compared.",
         ),
     ] = 2000,
     policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
@@ -76,7 +77,7 @@ def supervised(
     ] = 20,
     network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = DEFAULTS.network,
     window: Annotated[
-        int, typer.Option(min=1, max=1000, help="J, jobs of a batch; a shared network may see more of them.")
+        int, typer.Option(min=1, max=1000, help="Number of jobs in a batch (J); a shared network can see more.")
     ] = DEFAULTS.window,
     seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
     force: Annotated[

@@ -67,7 +67,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # such as too many open files in the whole system
-                log.error("cannot accept connections", error=str(error))
+                log.error("cannot accept connections now; trying again in a moment", error=str(error))
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._listener)
                 loop.call_later(_RETRY_SECONDS, self._accept_again)

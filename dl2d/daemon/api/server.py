@@ -77,7 +77,7 @@ class ApiServer:
             self._socket.close()
             raise ConfigError(
                 f"cannot listen on api.host={host} api.port={port}: {error.strerror}; choose another port, or end "
-                "what uses it"
+                "the program that uses it"
             ) from error
         #: Host and port that it is bound to.
         self.address: tuple[str, int] = self._socket.getsockname()[:2]

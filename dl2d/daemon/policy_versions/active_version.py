@@ -90,7 +90,7 @@ class ActiveVersion:
         if problem and (live is None or not starting):
             raise ConfigError(problem)
         if problem:
-            log.error("the live policy version decides", problem=problem)
+            log.error("the configured checkpoint is not used; the live policy version decides", problem=problem)
             named, candidate = None, False
         self.policy: Policy
         if live is not None and not candidate:
@@ -165,7 +165,8 @@ class ActiveVersion:
                 self._name, version, f"{failed}; promote another (dl2d policy promote), or reload to try it again"
             )
             log.error(
-                "policy version fails, and no other can take its place: it stays live, and the fallback decides",
+                "policy version fails, and no other can take its place: it stays live, and the fallback decides; "
+                "promote another (dl2d policy promote), or reload to try it again",
                 policy=self._name, version=version, reason=reason, error=str(error),
             )  # fmt: skip
             text = f"{reason}; the fallback decides until another is live or the settings are reloaded: {error}"

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 EXPECTED_SPEEDS = "expected speeds"
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
-#: Of the days with jobs, the newest quarter is kept back for testing.
+#: Of the days with jobs, the newest quarter is held out for testing.
 _HELD_OUT = 1 / 4
 #: Maximum number of recorded days among the workloads that the best weights are chosen by.
 _MAX_VALIDATION_DAYS = 4
@@ -124,9 +124,9 @@ def split_history(
     learned: Container[str] = (), for_training: bool = True, expected_speeds: bool = False, since: float = -math.inf,
     tell: Tell = silent,
 ) -> Split:  # fmt: skip
-    """Workloads made from a recorded history; the newest days are kept back for testing.
+    """Workloads made from a recorded history; the newest days are held out for testing.
 
-    Days of which no job has ended yet have nothing to compare: they are kept back only where there are too few others.
+    Days of which no job has ended yet have nothing to compare: they are held out only where there are too few others.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ def split_history(
     draws
         Workloads to train on; each has speeds of its own, and those beyond the recorded days' have a drawn day.
     tests
-        Workloads to compare on, about: the days that are kept back, with expected speeds and then with drawn ones.
+        Workloads to compare on, about: the days that are held out, with expected speeds and then with drawn ones.
     learned
-        Days (YYYY-MM-DD) that are not kept back: what is compared was trained on them.
+        Days (YYYY-MM-DD) that are not held out: what is compared was trained on them.
     for_training
-        Whether there are to be workloads to train on; otherwise all days that may be are kept back.
+        Whether there are to be workloads to train on; otherwise all days that may be are held out.
     expected_speeds
         Whether workloads to train on and to choose the best weights by have the expected speeds instead of drawn ones:
         for a policy that sees no speeds the differences between draws are noise.

@@ -513,5 +513,7 @@ class Feasibility:
             return
         grid = speed.grid(job.max_workers, job.max_ps)
         if not (grid[:, allowed] if allowed else grid).any():
-            problem = f"would never get on: speeds.{job.model} is 0 up to {job.max_workers} workers and {job.max_ps} PS"
+            problem = (
+                f"would never progress: speeds.{job.model} is 0 up to {job.max_workers} workers and {job.max_ps} PS"
+            )
             raise WorkloadError("max_workers", problem, where=self._where, job=job.id)

@@ -80,7 +80,8 @@ class PoissonSettings(Settings):
         if self.jobs / self.rate > MAX_SLOTS / 2:
             raise WorkloadError(
                 "rate",
-                f"{self.jobs} jobs come in more than {MAX_SLOTS // 2} slots at {self.rate:g} in a slot: set more",
+                f"at {self.rate:g} jobs in a slot, {self.jobs} jobs come in more than {MAX_SLOTS // 2} slots: set a "
+                "higher rate",
             )
 
 

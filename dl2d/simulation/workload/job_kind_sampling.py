@@ -59,7 +59,7 @@ def draw_kinds(known: Workload, settings: KindsSettings, random: np.random.Gener
         return made
     if known.capacity_changes or len(known.cluster) > 1:
         raise WorkloadError(
-            "nodes", "the file has several groups of nodes, or changes of them: leave it out", where=where
+            "nodes", "cannot be set where the file has several groups of nodes, or changes of them", where=where
         )
     group = replace(known.cluster[0], count=settings.nodes)
     # Read once more, for what fits many nodes may not fit few.

@@ -213,7 +213,7 @@ def _limits_in_backoff(
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
     times = f"{counted(failures.in_a_row, 'attempt')} in a row"
-    text = f"{times} to start its tasks failed, the last: {failures.last}; the next one waits {delay:g} s from then on"
+    text = f"{times} to start its tasks failed, the last: {failures.last}; the next one comes {delay:g} s after it"
     reason = Reason(Constraint.BACKOFF, text, gave_way=None if held.covers(floor) else Constraint.FLOOR)
     return _JobLimits(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
@@ -286,8 +286,8 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
         each.sums.append(capacity)
         if each.job.key in waiting:
             text = (
-                f"what it lacks of its floor {each.lowest} waits: the nodes that take new tasks of the job have no "
-                "room for all of it, even if no other job had more than its floor"
+                f"it has fewer tasks than its floor {each.lowest} for now: even if every other job had only its floor, "
+                "the nodes that take new tasks of this job would not have room for all of them"
             )
             each.reasons.append(Reason(Constraint.CAPACITY, text, gave_way=Constraint.FLOOR))
     return [capacity]
@@ -563,7 +563,7 @@ def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
             continue
         if total.constraint in (Constraint.CAPACITY, Constraint.CLAIM):
             if not each.entry.previous.covers(given):
-                text = f"{total.text}: what it lacks of its floor {each.lowest} waits"
+                text = f"{total.text}: it has fewer tasks than its floor {each.lowest} for now"
                 gave_way = Constraint.FLOOR
                 each.reasons.append(Reason(total.constraint, text, gave_way=gave_way, claimants=total.claimants))
         else:

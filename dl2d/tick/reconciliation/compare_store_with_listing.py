@@ -291,7 +291,7 @@ def _job_change(job: Job, anchor: RmJob | None, inputs: _Inputs) -> JobChange | 
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
         if not (absence := inputs.absence(task_tag(job.key, ANCHOR))):
             return None
-        return JobChange(state=JobState.LOST, end_reason=f"its anchor {absence}", cause=FailureCause.NOT_LISTED)
+        return JobChange(state=JobState.LOST, end_reason=f"its coordinator {absence}", cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
         end = anchor.reason or str(anchor.state)
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:

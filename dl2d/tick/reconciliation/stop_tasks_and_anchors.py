@@ -53,8 +53,8 @@ def ask_to_stop(
             raise
         except ResourceManagerError as error:
             # One job's refusal must not end the tick, which serves all jobs. The stop is asked for again later.
-            log.error("the resource manager refuses to stop jobs", handles=[identity.handle for identity in due],
-                      error=str(error))  # fmt: skip
+            log.error("the resource manager refuses to stop jobs; dl2d asks it again later",
+                      handles=[identity.handle for identity in due], error=str(error))  # fmt: skip
     return recent | {keys[identity]: at for identity in due}
 
 

@@ -451,7 +451,7 @@ class SlurmManager:
         if self._options_missing and task.job.id not in self._options_by_job:
             raise Unavailable(
                 f"a part of squeue's last answer could not be read, and job {task.job.id} is not in the rest: its task "
-                "is started when it is"
+                "is started as soon as squeue's answer has the job again"
             )
         task = structs.replace(task, owner=self._owner_now(task))
         as_owner = self._uid == 0 or task.owner.uid != self._uid
@@ -563,7 +563,7 @@ class SlurmManager:
         return proven_uid(
             self._commands, credential, payload, subject="this request to this daemon",
             socket=self._settings.munge_socket, seconds=USER_SECONDS,
-            hint="DL2_DAEMON, if it is set, has to be the URL in the daemon's address file, letter by letter",
+            hint="DL2_DAEMON, if it is set, must be exactly the URL in the daemon's address file",
         )  # fmt: skip
 
     def probe(self, runner: str, user: str, seconds: float) -> Sequence[ProbeStep]:

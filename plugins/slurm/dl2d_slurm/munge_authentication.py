@@ -34,8 +34,8 @@ USER_SECONDS = 5.0
 #: munge's exit statuses that say nothing of the credential: SNAFU, no memory, no socket, time-out (munge.h).
 _MUNGE_TROUBLE = frozenset({1, 5, 6, 7})
 _MUNGE_WORDS = {
-    15: "it has expired (are the nodes' clocks in step?)",
-    16: "it is from the future (are the nodes' clocks in step?)",
+    15: "it has expired (do the clocks of the nodes agree?)",
+    16: "it is from the future (do the clocks of the nodes agree?)",
     17: "it was used before",
 }
 

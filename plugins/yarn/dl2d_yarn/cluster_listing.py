@@ -361,7 +361,10 @@ def _resources(vector: Vector | None) -> tuple[Resources, list[str]]:
         name = resource_name(entry)
         scale = _UNITS.get(entry.units)
         if scale is None or not _RESOURCE.fullmatch(name):
-            unreadable.append(f"cannot read resource {entry.name[:80]!r} in unit {entry.units[:20]!r}; ignored")
+            unreadable.append(
+                f"resource {entry.name[:80]!r} in unit {entry.units[:20]!r} is not counted: dl2d cannot use such a "
+                "name or unit"
+            )
             continue
         if name == "memory":
             scale /= _UNITS["Mi"]

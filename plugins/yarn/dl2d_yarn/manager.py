@@ -221,7 +221,7 @@ class YarnManager:
             seconds = max(seconds, _SETTLING_SECONDS)
         left = self._listed_at + seconds - now
         if left > 0:
-            raise Waiting(f"containers of running jobs may not have reported yet; waiting up to {left:.1f} s")
+            raise Waiting(f"waiting up to {left:.1f} s for the first reports of containers of running jobs")
         self._settled = True
 
     def _spread_reports(self) -> None:

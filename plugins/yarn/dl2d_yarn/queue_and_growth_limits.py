@@ -281,7 +281,7 @@ def idle_limits(
 
     def limit(applications: Iterable[str], own_idle: Resources) -> GrowthLimit:
         left = {name: free.get(name) + own_idle.get(name) for name, _ in idle_total.thousandths}
-        reason = "the containers without a task of other jobs are room for those jobs only"
+        reason = "idle containers of other jobs (they run no task) are room for those jobs only"
         return GrowthLimit(frozenset(applications), left, reason)
 
     live = {service.job: service.application_id for service in services if service.is_live and service.application_id}

@@ -260,7 +260,7 @@ def _raise_error(call: str, status: int, body: bytes, *, user: str, do_as: str) 
     said = f"HTTP status {status}: {_message(body)}"
     if status == 403 and do_as and "impersonate" in said:
         raise Denied(
-            f"{call}: {user} may not act for {do_as}; set hadoop.proxyuser.{user}.hosts and "
+            f"{call}: {user} has no permission to act for {do_as}; set hadoop.proxyuser.{user}.hosts and "
             f"hadoop.proxyuser.{user}.users (or .groups) in core-site.xml of the ResourceManager",
             said=said,
         )
@@ -334,5 +334,6 @@ class Spnego(httpx2.Auth):
             token = gssapi.SecurityContext(name=service, creds=credentials, usage="initiate").step()
         except gssapi.exceptions.GSSError as error:
             whose = self._principal or "this account"
-            raise Unavailable(f"no Kerberos ticket of {whose} for HTTP@{host}", said=str(error)) from None
+            remedy = "see resource_manager.yarn.keytab and principal" if self._store else "run kinit"
+            raise Unavailable(f"no Kerberos ticket of {whose} for HTTP@{host} ({remedy})", said=str(error)) from None
         return base64.b64encode(token).decode()

@@ -223,13 +223,18 @@ def read_template(path: str) -> dict[str, Any]:
         service: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         names = sorted(component["name"] for component in service["components"])
         service["configuration"]["env"] |= {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"resource_manager.yarn.template: {file} cannot be used: {error!r}") from None
-    if names != ["coordinator", "ps", "worker"]:
-        raise ConfigError(
-            f"resource_manager.yarn.template: {file} has the components {names}, not coordinator, ps, worker"
-        )
-    return service
+    except OSError as error:
+        raise ConfigError(f"resource_manager.yarn.template: {file}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"not a service that dl2d can use ({type(error).__name__}: {error})"
+    else:
+        if names == ["coordinator", "ps", "worker"]:
+            return service
+        problem = f"a service with the components {', '.join(names)}"
+    raise ConfigError(
+        f"resource_manager.yarn.template: {file} is {problem}: it must be JSON with the components coordinator, ps and "
+        "worker, and with configuration.env"
+    )
 
 
 def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def _resource(demand: Resources, settings: YarnSettings) -> dict[str, Any]:
     additional = {}
     for name, amount in amounts.items():
         if amount != int(amount):
-            raise Rejected(f"{name}={amount:g}: YARN gives such resources in whole numbers only")
+            raise Rejected(f"{name}={amount:g}: YARN gives {name} in whole numbers only")
         additional[_YARN_NAMES.get(name, name)] = {"value": int(amount), "unit": ""}
     return {"cpus": cpus, "memory": str(memory), "additional": additional}
 

@@ -51,7 +51,7 @@ def decommission(
         if status is None:
             os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so the group is still its own
             raise Unavailable(
-                f"{service}: {instance} may not be removed: {command} did not end in {seconds:g} s", said=said
+                f"{service}: {instance} was perhaps not removed: {command} did not end in {seconds:g} s", said=said
             )
     if status:
         raise Rejected(f"{service}: {instance} is not removed: {command} ended with status {status}", said=said)

@@ -52,7 +52,7 @@ class PeerLost(PsliteError):
 
 
 class Cancelled(BaseException):
-    """The job is to end now, although nothing is wrong with it: a signal or the scheduler says so."""
+    """The job is to end now, although nothing is wrong with it: a signal or the daemon says so."""
 
 
 class CheckpointError(PsliteError):

@@ -33,8 +33,8 @@ _EPILOG = """\
 In a Slurm batch job with #DL2 lines or --dl2 options of sbatch, dl2-run registers the job with the daemon, whose
 address it finds in the file that the daemon writes (api.address_file); elsewhere a whole job runs on this machine.
 
-environment (set by the scheduler):
-  DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the scheduler gives it (on YARN)
+environment (set by the daemon):
+  DL2_ROLE         coordinator, worker or server; or container: runs the tasks that the daemon gives it (on YARN)
   DL2_INSTANCE     role and number of a container, such as worker-0
   DL2_PROOF        secret of a YARN service that a user posted (containers)
   DL2_TASK         id of the task, such as worker-3
@@ -49,10 +49,10 @@ environment (set by the scheduler):
   DL2_STOPPED_STATUS  exit status of a task that fails after SIGTERM or as its job was cancelled
   DL2_SLURM_JOB    id of the task's Slurm job (set by dl2-run): another job, which its script submits, is no task
   DL2_STATE        folder of the coordinator's log (default: a temporary one; none: no log)
-  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the scheduler's job API (coordinator); DL2_DAEMON replaces the address file
+  DL2_DAEMON, DL2_JOB, DL2_CREDENTIAL   the daemon's job API (coordinator); DL2_DAEMON replaces the address file
   DL2_DAEMON_UID   uid of the daemon's account, which has its port on this machine where no certificate proves that
 
-exit status: 0 done or drained, 1 the job failed, 2 wrong usage or refused by the scheduler,
+exit status: 0 done or drained, 1 the job failed, 2 wrong usage or refused by the daemon,
 128+n the command was ended by signal n.
 """
 
@@ -67,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--workers", type=int, default=1, help="number of workers, if no scheduler starts them (default 1)"
+        "--workers", type=int, default=1, help="number of workers where dl2d does not decide it (default 1)"
     )
     parser.add_argument(
-        "--servers", type=int, default=1, help="number of parameter servers, if no scheduler starts them (default 1)"
+        "--servers", type=int, default=1, help="number of parameter servers where dl2d does not decide it (default 1)"
     )
     parser.add_argument(
         "--encrypt",
@@ -98,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--progress-deadline", default="", metavar="SECONDS",
-        help="how long the job may make no progress (default 1800; 0: for ever), or ten times its slowest step if that "
-        "is longer; twice as long before the first step",
+        help="seconds that the job may go without progress (default 1800; 0: no limit); ten times its slowest step of "
+        "the last day counts if that is longer; before the first step the limit is twice as long",
     )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the training command")
     return parser

@@ -207,11 +207,9 @@ def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp
     assert (shown["runs"], shown["last_tick_seconds"], shown["last_error_seconds"]) == (True, 105, 5)
     assert shown["listing_seconds"] == 107
     # Ticks that wait for a known time are no problem.
-    other.health.waits("containers may not have reported yet; waiting 4.0 s")
+    other.health.waits("waiting up to 4.0 s for the first reports")
     assert wrong(dl2d, config) == {}
-    assert (
-        "; waiting: containers may not have reported yet; waiting 4.0 s; last error" in dl2d("check", "-c", config).out
-    )
+    assert "; waiting: waiting up to 4.0 s for the first reports; last error" in dl2d("check", "-c", config).out
     ran = dl2d("status", "-c", config)
     assert (ran.status, "; waiting: containers may not" in ran.err) == (0, True)
     assert other.client.get("/v1/health").json()["status"] == "waiting"
@@ -239,7 +237,7 @@ def test_what_run_would_fail_on_is_told(dl2d: Dl2d, tmp_path: Path, monkeypatch:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     everybodys = configured(tmp_path, state_dir=str(tmp_path / "open"))
-    assert "may be written by everybody (mode 0777)" in wrong(dl2d, everybodys)["state_dir"]
+    assert "is writable for all users (mode 0777)" in wrong(dl2d, everybodys)["state_dir"]
     config = configured(tmp_path, state_dir=str(tmp_path / "file" / "state"))
     ran = dl2d("run", "-c", config)
     assert (ran.status, ran.err.count("\n")) == (2, 1)
@@ -307,7 +305,7 @@ def test_what_slurm_lacks_for_a_daemon_that_is_not_root(dl2d: Dl2d, tmp_path: Pa
     assert f"there is no socket {tmp_path / 'rest'}: start slurmrestd" in wrong(dl2d, config)["slurm"]
     config = configured(tmp_path, resource_manager={"name": "slurm", "slurm": {"backend": "command"}})
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert warned(dl2d, config)["slurm users"].startswith("uid 1000 may not submit jobs of other users")
+    assert warned(dl2d, config)["slurm users"].startswith("uid 1000 has no permission to submit jobs of other users")
 
 
 @pytest.mark.parametrize(
@@ -586,10 +584,10 @@ def test_an_address_file_that_jobs_cannot_read_or_do_not_trust(dl2d: Dl2d, tmp_p
     file.chmod(0o666)
     assert "others than its owner may write it" in wrong(dl2d, config)["api.address_file"]
     file.chmod(0o640)
-    assert f"{file} may not be read by everybody" in wrong(dl2d, config)["api.address_file"]
+    assert f"make {file} readable for all users" in wrong(dl2d, config)["api.address_file"]
     file.chmod(0o644)
     file.parent.chmod(0o750)
-    assert f"{file.parent} may not be read by everybody" in wrong(dl2d, config)["api.address_file"]
+    assert f"make {file.parent} readable for all users" in wrong(dl2d, config)["api.address_file"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

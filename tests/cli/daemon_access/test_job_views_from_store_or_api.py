@@ -226,7 +226,7 @@ def test_a_user_who_asks_too_often_is_asked_to_wait_and_the_command_does(
             patched.setattr(job_views_from_store_or_api, "_BUSY_SECONDS", 0.5)
             ran = dl2d("status", "-c", hidden)
         assert ran.status == 1
-        assert "refused this, repeated for 0.5 s: too many requests of this user; try again in a few seconds" in ran.err
+        assert "refused this request for 0.5 s: too many requests of this user; try again in a few seconds" in ran.err
         asked = []
 
         def authenticate(credential: str, payload: str) -> int:

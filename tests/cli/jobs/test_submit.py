@@ -143,7 +143,7 @@ def test_the_same_name_twice(dl2d: Dl2d, site: Site):
 
 
 def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, monkeypatch: pytest.MonkeyPatch):
-    errors = [Waiting("containers may not have reported yet; waiting up to 7.2 s")] * 3
+    errors = [Waiting("waiting up to 7.2 s for the first reports")] * 3
     listing = site.world.manager.listing
 
     def refuse_first(*arguments: float | None) -> RmListing:

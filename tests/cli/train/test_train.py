@@ -75,7 +75,7 @@ def test_wrong_use(dl2d: Dl2d, tmp_path: Path, workload: Path) -> None:
         ("--twin --design dl2-original --start x", "--start cannot be used with --twin"),
         ("--twin --design dl2 --resume", "--resume cannot be used with --twin"),
         ("--twin --no-compare --hidden 0", "--hidden, --compare cannot be used with --twin"),
-        ("-w {} --draws 4", "--draws is for generators, and no --workload"),
+        ("-w {} --draws 4", "--draws needs a generator"),
         ("--design dl2-original -o x supervised", "write options after the command, `dl2d train supervised"),
         ("--twin --store sqlite:///x -c none.yaml", "none.yaml does not exist"),
         ("", "give one or more workloads to train on"),

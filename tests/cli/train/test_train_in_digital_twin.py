@@ -175,7 +175,10 @@ def test_without_the_gate_nothing_is_registered(dl2d: Dl2d, site: tuple[Path, st
             "decides from the next interval on in mode shadow, which changes nothing on the cluster: it is better",
         ),
         (True, "dl2", "observe", "is live, but in mode observe no policy decides: it is better"),
-        (True, "drf", "live", "becomes the live version of dl2, but drf decides here (policy.name): it is better"),
+        (
+            *(True, "drf", "live"),
+            "is the live version of dl2, but drf decides (set policy.name to dl2 to use it): it is better",
+        ),
     ],
 )  # fmt: skip
 def test_what_the_gate_said_is_said_of_the_policy_in_charge(

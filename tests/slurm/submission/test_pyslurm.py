@@ -265,5 +265,5 @@ def test_what_is_wrong_with_an_installation_is_said(
     assert "cannot be used: ModuleNotFoundError: No module named 'pyslurm'" in problem(str(bare))
     slurm.answer("sinfo", **{"--version": {"stdout": "slurm 25.11.0\n"}})
     assert "was built for Slurm 26.05, but Slurm 25.11.0 is installed" in problem(str(pyslurm.python))
-    with pytest.raises(ConfigError, match=r"sbatch_options: --exclusive cannot be used with backend: pyslurm"):
+    with pytest.raises(ConfigError, match=r"sbatch_options: --exclusive cannot be used with the backend pyslurm"):
         manager_on(backend="pyslurm", sbatch_options=["--exclusive"])

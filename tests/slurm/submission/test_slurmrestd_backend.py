@@ -197,7 +197,7 @@ def test_an_option_means_what_it_means_to_sbatch(option: str, field: object) -> 
     ],
 )
 def test_what_cannot_be_sent_as_sbatch_takes_it_is_rejected_by_its_name(option: str) -> None:
-    with pytest.raises(Rejected, match=rf"^{option.partition('=')[0]} cannot be used with backend: rest"):
+    with pytest.raises(Rejected, match=rf"^{option.partition('=')[0]} cannot be used with the backend rest"):
         job_fields([option], "rest")
 
 
@@ -220,7 +220,7 @@ def test_no_text_of_a_job_ends_in_another_error_than_a_refusal(
 
 @pytest.mark.parametrize("variable", [{"A": "b\nc"}, {"A": "\0"}, {"A": "\udce9"}, {"A=B": "c"}, {"": "c"}])
 def test_a_variable_that_cannot_be_sent_is_rejected_by_its_name(variable: dict[str, str]) -> None:
-    with pytest.raises(Rejected, match=r"the variable .* cannot be used with backend: rest"):
+    with pytest.raises(Rejected, match=r"the variable .* cannot be used with the backend rest"):
         job_description([], "", variable, backend="rest")
 
 

@@ -36,13 +36,16 @@ _UNSUITABLE: Mapping[str, tuple[str, bool]] = {
     "--deadline": ("Slurm ends or removes tasks at that time, whatever is left of their jobs", False),
     "--exclusive": (
         (
-            "each task gets a whole node, but dl2d counts only what it asked for; remove it, and use "
-            "OverSubscribe=EXCLUSIVE in the partition"
+            "each task gets a whole node, but dl2d counts only what it asked for; use OverSubscribe=EXCLUSIVE in the "
+            "partition instead"
         ),
         False,
     ),
-    "--container": ("dl2-run starts inside the container, which may lack dl2d's file and munge; remove it", False),
-    "--priority": ("tasks come before jobs of others, or after all, whatever the site's priorities say", False),
+    "--container": ("dl2-run starts inside the container, which may lack dl2d's file and munge", False),
+    "--priority": (
+        "tasks come before all jobs of others, or behind all of them, whatever the site's priorities say",
+        False,
+    ),
 }
 
 
@@ -126,7 +129,8 @@ def _on_partitions(settings: SlurmSettings, commands: Commands) -> Iterator[Advi
         yield Advice(
             "slurm partitions",
             f"ExclusiveUser=YES in {some_of(names)}: elastic jobs make no room there for those of other users, "
-            "which may wait for ever; leave these out of resource_manager.slurm.partition, or set ExclusiveUser=NO",
+            "which may wait for ever; leave these partitions out of resource_manager.slurm.partition, or set "
+            "ExclusiveUser=NO",
         )
     suspending = [
         name for name in used if not _SUSPENDING.isdisjoint(used[name].get("PreemptMode", "").upper().split(","))
@@ -135,7 +139,7 @@ def _on_partitions(settings: SlurmSettings, commands: Commands) -> Iterator[Advi
         yield Advice(
             "slurm partitions",
             f"PreemptMode has SUSPEND or GANG in {some_of(suspending)}: suspended tasks stand still, and a job without "
-            "checkpoints may lose its work; let jobs write checkpoints, or set PreemptMode=OFF for these",
+            "checkpoints may lose its work; let jobs write checkpoints, or set PreemptMode=OFF for these partitions",
         )
 
 
@@ -146,7 +150,9 @@ def unsuitable_options_advice(settings: SlurmSettings) -> Iterator[Advice]:
         for unsuitable, (why, wrong) in _UNSUITABLE.items():
             if unsuitable.startswith(name):
                 yield Advice(
-                    "resource_manager.slurm.sbatch_options", f"{option} holds for each task: {why}; leave it out", wrong
+                    "resource_manager.slurm.sbatch_options",
+                    f"leave out {option}, which holds for each task: {why}",
+                    wrong,
                 )
                 break
 

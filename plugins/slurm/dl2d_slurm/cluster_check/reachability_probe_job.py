@@ -115,7 +115,7 @@ def _read(job: str, found: dict[str, str]) -> Iterator[ProbeStep]:
     """The steps that an ended job reported, from its last record."""
     node, comment = found.get("NodeList", ""), found.get("Comment", "")
     if not comment.startswith(_REPORT):
-        missing = "scontrol cannot be run on this node, or may not change the job's comment"
+        missing = "scontrol cannot be run on this node, or has no permission to change the job's comment"
         how = f"{found.get('State', 'not listed any more')}, {found.get('Reason', 'MinJobAge is short')}"
         why = missing if found.get("exit_code") == str(_NO_COMMENT << 8) else how
         yield ProbeStep("node", False, f"job {job} on {node or 'no node'} left no report: {why}")

@@ -144,7 +144,11 @@ class Accounting:
         if now - self._vain_since < _GIVE_UP_SECONDS:
             self._retry_at = now + _RETRY_SECONDS
             return since
-        log.error("jobs that ended may not be recorded", since=since, until=until, reason=reason)
+        log.error(
+            "sacct has not said for an hour which jobs ended between since and until: they may be missing from the "
+            "records; call sacct on this machine to see why",
+            since=since, until=until, reason=reason,
+        )  # fmt: skip
         return until
 
     def _query(self, *selection: str) -> tuple[list[dict[str, str]], dict[str, str]]:

@@ -127,14 +127,16 @@ def job_fields(options: Sequence[str], backend: str) -> dict[str, object]:
     for option in options:
         name, _, value = option.partition("=")
         if name not in _FIELDS:
-            raise Rejected(f"{name} cannot be used with backend: {backend}, which knows {', '.join(sorted(_FIELDS))}")
+            raise Rejected(
+                f"{name} cannot be used with the backend {backend}, which knows only {', '.join(sorted(_FIELDS))}"
+            )
         field, made_of = _FIELDS[name]
         _check_text(name, value, _CONTROL, backend)
         if field:
             try:
                 fields[field] = made_of(value)
             except ValueError as error:
-                raise Rejected(f"{name} cannot be used with backend: {backend}: {error}") from None
+                raise Rejected(f"{name} cannot be used with the backend {backend}: {error}") from None
     return fields
 
 
@@ -152,8 +154,8 @@ def job_description(
     for name, value in environment.items():
         if not VARIABLE_NAME.fullmatch(name):
             raise Rejected(
-                f"the variable {name!r} cannot be used with backend: {backend}, where names have letters, digits and _ "
-                "only: unset it, or use backend: command"
+                f"the variable {name!r} cannot be used with the backend {backend}, where names have letters, digits "
+                "and _ only: unset it, or use backend: command"
             )
         _check_text(f"the variable {name}", value, _CONTROL, backend)
     fields = job_fields(options, backend)
@@ -171,11 +173,11 @@ def job_description(
 def _check_text(name: str, text: str, forbidden: re.Pattern[str], backend: str) -> None:
     """Raise ``Rejected`` where JSON, or the C strings that are made of it, cannot hold a text."""
     if match := forbidden.search(text):
-        raise Rejected(f"{name} cannot be used with backend: {backend}: it holds the control character {match[0]!r}")
+        raise Rejected(f"{name} cannot be used with the backend {backend}: it holds the control character {match[0]!r}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise Rejected(
-            f"{name} cannot be used with backend: {backend}: it is not UTF-8 (character {error.start}); "
+            f"{name} cannot be used with the backend {backend}: it is not UTF-8 (character {error.start}); "
             "use backend: command"
         ) from None

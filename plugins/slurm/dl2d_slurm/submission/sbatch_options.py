@@ -30,7 +30,7 @@ _REFUSED = {
     "container": "tasks would run outside of it; start the container in the command of dl2-run",
     "mcs-label": "it is not passed on to tasks",
     "clusters": "tasks run in the cluster of the daemon",
-    "hetjob": "an elastic job has one batch job for its coordinator",
+    "hetjob": "its coordinator runs in a single batch job",
 }
 #: Field of squeue in which ``job_submit.lua`` keeps dl2d's own options; users cannot change it.
 OWN_OPTIONS_FIELD = "admin_comment"

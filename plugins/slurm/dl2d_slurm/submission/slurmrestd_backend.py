@@ -221,7 +221,8 @@ class RestControl:
         known = {
             errno.ENOENT: f"there is no socket {place}: start slurmrestd with {self._address} as its address",
             errno.ECONNREFUSED: f"nothing listens {'on ' if self._socket else ''}{place}: start slurmrestd",
-            errno.EACCES: f"uid {os.geteuid()} may not connect to {place}; it has to be able to write to the socket",
+            errno.EACCES: f"uid {os.geteuid()} has no permission to connect to {place}: give this account write "
+            "permission on the socket",
         }
         number = cause.errno if cause is not None else None
         return known.get(number, str(error)) if number is not None else str(error)

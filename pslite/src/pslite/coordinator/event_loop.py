@@ -194,7 +194,7 @@ class Coordinator:
                 else:
                     self._job.fail(f"the coordinator ended: {error or type(error).__name__}")
             self._goodbye(0.5)
-            # before the scheduler is told, who may not answer: whoever ends this process may not wait for that
+            # before the daemon is told, who may not answer: whoever ends this process may not wait for that
             self._log.forget()
             self._director.close(status_report.report(self._job))
             raise
@@ -284,7 +284,7 @@ class Coordinator:
             state.reply = reply
         if state.reply is not None and state.reply.stop and not state.over:
             reason = state.reply.reason
-            job.end("failed" if reason else "cancelled", reason or "the scheduler cancelled it")
+            job.end("failed" if reason else "cancelled", reason or "the daemon cancelled it")
 
     def _end_given_up(self) -> None:
         """Tell task agents to end processes that were given up, since one that hangs does not end by itself."""

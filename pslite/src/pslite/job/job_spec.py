@@ -267,7 +267,7 @@ class JobSpec(WireRecord, kw_only=True, forbid_unknown_fields=False):
         _one_of("on_loss", self.on_loss, ("restore", "fail"))
         table = next((segment.parts[0].name for segment in self.segments if segment.sparse), "")
         if self.asynchronous:
-            refused = "this is not possible in async mode, which has no common step"
+            refused = "this is not possible in async mode, where workers do not take their steps together"
             _check(not self.clip_norm, f"clip_norm is {self.clip_norm}: {refused}")
             _check(self.durability == "none", f"durability is {self.durability!r}: {refused}")
             for segment in self.segments:

@@ -14,7 +14,7 @@ from pslite.job.job_spec import LAMB, SGD, Adam, Descent
 from pslite.job.learning_rates import Constant, Cosine, Milestones, Polynomial, Schedule, StepDecay
 
 _ELSEWHERE = (
-    "have the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
+    "let the workers update their weights themselves: Trainer(..., update_on_kvstore=False), "
     "MXNET_UPDATE_ON_KVSTORE=0 in the environment for Module, or in a loop of your own "
     "mx.optimizer.get_updater(optimizer) in place of kvstore.set_optimizer(optimizer)"
 )

@@ -50,7 +50,7 @@ class RankAndSizeReadings:
                 "num_workers", workers,
                 "If the data is split by it, samples are missed or used twice: use DataLoader(..., "
                 "sampler=pslite.mxnet.elastic_split(dataset)), or read num_workers in each epoch, after which "
-                "the epochs that the scheduler shows are an estimate.",
+                "the epochs that the daemon shows are an estimate.",
             )  # fmt: skip
         if rank == 0 < self._rank_before:
             self._warn_of_lines(

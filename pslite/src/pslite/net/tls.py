@@ -77,7 +77,8 @@ def contexts(token: bytes) -> Contexts:
                 context.load_verify_locations(cadata=certificate)
     except (ImportError, AttributeError, OSError) as error:
         raise UsageError(
-            f"TLS is not available for this job's connections: {error}; set {VARIABLE}=none in all tasks to do without"
+            f"TLS is not available for this job's connections: {error}; set {VARIABLE}=none in all tasks to train "
+            "without it"
         ) from error
     return made
 

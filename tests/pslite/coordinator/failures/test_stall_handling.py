@@ -58,7 +58,7 @@ def test_a_worker_that_does_not_describe_the_job_is_given_up():
     check(a_job, JOINED + 121.0)
     assert not late.present
     (line,) = lines
-    assert re.match(r"worker-1 on n .* its script has not described the model within 120 s .* in no plan", line)
+    assert re.match(r"worker-1 on n .* its script has not created its ElasticJob .* within 120 s .* in no plan", line)
     (shown,) = (member for member in report(a_job).members if member.task == "worker-1")
     assert (shown.cause, shown.how) == (Cause.HUNG, late.hung)
 

@@ -37,4 +37,6 @@ def test_a_coordinator_that_dies_too_often_in_an_hour_is_not_started_again(tmp_p
     )
     assert supervisor.run() == code
     assert len(begun.read_text()) == (DEATHS + 1 if code == 0 else 10)
-    assert (lines[-1] == "the coordinator was killed by SIGKILL, 10 times within 1 h") is (code != 0)
+    assert (lines[-1] == "the coordinator was killed by SIGKILL, 10 times within 1 h: it is not started again") is (
+        code != 0
+    )

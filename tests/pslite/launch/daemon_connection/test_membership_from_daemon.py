@@ -112,11 +112,11 @@ def test_a_task_that_is_withdrawn_before_it_is_a_member_ends_well_and_stop_cance
     assert daemon.processes["worker-0"].poll() is None
     daemon.stop = True
     last = daemon.wait(lambda beat: beat["state"] == "cancelled")
-    assert last["reason"] == "the scheduler cancelled it"
+    assert last["reason"] == "the daemon cancelled it"
     assert process.wait(60) == 1
     assert [daemon.processes[task].wait(60) for task in ("worker-0", "ps-0")] == [7, 7]
     said = daemon.processes["worker-0"].stderr.read()
-    assert ("the scheduler cancelled it" in said, "Traceback" in said) == (True, False), said
+    assert ("the daemon cancelled it" in said, "Traceback" in said) == (True, False), said
     assert last["ending"] is False
 
 
@@ -232,7 +232,7 @@ def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
     assert register(daemon.url, dict, said.append).job == "job-7"
     assert len(daemon.registrations) == 3
     assert [line.partition(": this job")[0] for line in said] == [
-        f"the scheduler at {daemon.url} is busy (asked too often)"
+        f"the daemon at {daemon.url} is busy (asked too often)"
     ]
     daemon.unavailable = 1
     with pytest.raises(UsageError, match="within 0 minutes: starting; ask"):

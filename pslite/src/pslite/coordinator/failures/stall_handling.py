@@ -65,7 +65,10 @@ def _give_up_undescribed(job: Job, now: float) -> None:
     limit = job.settings.progress.first
     for member in job.state.waiting("worker") if limit else ():
         if not member.described and now - member.joined > limit:
-            member.hung = f"its script has not described the model within {limit:g} s after it joined"
+            member.hung = (
+                f"its script has not created its ElasticJob (or given the KVStore its keys) within {limit:g} s after "
+                "the task joined"
+            )
             lose(job, member, f"died or hangs: {member.hung}")
 
 

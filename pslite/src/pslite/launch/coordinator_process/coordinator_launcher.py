@@ -30,8 +30,8 @@ from pslite.net.tcp_sockets import listen
 #: how long the tasks of a job that are started here may take to come: all of them, and the first of each role
 _GRACE_SECONDS, _START_SECONDS = 60.0, 300.0
 _NOT_AVAILABLE = (
-    "; an administrator finds what is missing with `dl2d check --slurm-probe`, and `dl2-run --standalone` trains "
-    "without dl2d, inside this job alone"
+    "; ask an administrator to run `dl2d check --slurm-probe`, which says what is missing; `dl2-run --standalone` "
+    "trains without dl2d, inside this job alone"
 )
 _JOB = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -193,7 +193,7 @@ def _coordinate(
         own: LocalTasks | None = None
         if registration.static:
             say(
-                f"the scheduler only observes this job: {tasks.workers} workers and {tasks.servers} servers run on "
+                f"the daemon only observes this job: {tasks.workers} workers and {tasks.servers} servers run on "
                 "this node until it ends"
             )
             own = tasks.local(environ, location.wanted)

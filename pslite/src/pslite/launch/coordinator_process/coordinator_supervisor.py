@@ -140,8 +140,11 @@ class Supervisor:
                     name = signal.Signals(-code).name
                     too_often = len(deaths) >= MAX_DEATHS.count
                     if self._signals or self._folder is None or too_often:
-                        often = f", {len(deaths)} times within {MAX_DEATHS.seconds / 3600:g} h" if too_often else ""
-                        self.say(f"the coordinator was killed by {name}{often}")
+                        within = f"{MAX_DEATHS.seconds / 3600:g} h"
+                        more = f", {len(deaths)} times within {within}: it is not started again" if too_often else ""
+                        if self._folder is None:
+                            more = "; without a log it cannot be started again"
+                        self.say(f"the coordinator was killed by {name}{'' if self._signals else more}")
                         return 128 + (self._signals[0] if self._signals else -code)
                     self.say(f"the coordinator was killed by {name}; another one takes its place")
         finally:

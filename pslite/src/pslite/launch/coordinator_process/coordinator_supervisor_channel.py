@@ -116,7 +116,7 @@ class SupervisorChannel:
             raise Cancelled("dl2-run has died")
 
     def close(self, status: Status) -> None:
-        """Report how the job has ended, unless the supervisor has died, which the scheduler sees by itself."""
+        """Report how the job has ended, unless the supervisor has died, which the daemon sees by itself."""
         if self._orphaned:
             return
         self.sock.settimeout(_CLOSE_SECONDS)

@@ -185,7 +185,7 @@ def _check_reachable(path: Path, address: DaemonAddress) -> None:
     host = urllib.parse.urlsplit(address.url).hostname or ""
     if is_loopback(host) and address.host not in ("", here):
         raise UsageError(
-            f"{path} says {address.url}, which {here} cannot reach, since the daemon runs on {address.host}: the "
-            "administrator sets api.host to 0.0.0.0, api.advertise to a URL with the daemon's host name, and "
+            f"{path} says {address.url}, which {here} cannot reach, since the daemon runs on {address.host}: ask the "
+            "administrator to set api.host to 0.0.0.0, api.advertise to a URL with the daemon's host name, and "
             "api.certificate"
         )

@@ -50,7 +50,7 @@ def fetch(url: str, body: object = None, *, credential: str = "", timeout: float
             found: bytes = answer.read(_MAX_ANSWER)
             return found
     except HTTPException as error:
-        raise OSError(f"the answer is no HTTP that can be read: {error!r}"[:_MAX_REASON]) from error
+        raise OSError(f"the answer cannot be read as HTTP: {type(error).__name__}: {error}"[:_MAX_REASON]) from error
 
 
 class _CheckedConnection(HTTPConnection):
@@ -103,9 +103,9 @@ def check_private(daemon: str) -> None:
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise UsageError(
             "requests to the daemon hold secrets of jobs and credentials of users, which go over https only, but the "
-            f"daemon's address is {daemon!r}: the administrator sets api.certificate, and api.advertise (or DL2_DAEMON "
-            f"where it is set) to the https:// URL ({CERTIFICATE_VARIABLE} names the certificate if this machine does "
-            "not trust who signed it)"
+            f"daemon's address is {daemon!r}: ask the administrator to set api.certificate, and api.advertise (or "
+            f"DL2_DAEMON where it is set) to the https:// URL ({CERTIFICATE_VARIABLE} names the certificate if this "
+            "machine does not trust who signed it)"
         )
 
 

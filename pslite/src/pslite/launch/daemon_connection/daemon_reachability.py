@@ -90,8 +90,8 @@ def _connect(url: str) -> tuple[str, str]:
         socket.create_connection((host, port), _CONNECT_SECONDS).close()
     except OSError as error:
         raise OSError(
-            f"port {port} of {host} cannot be reached ({error.strerror or error}): the daemon must run and listen on "
-            "an address of its network (api.host: 0.0.0.0), and no firewall be between"
+            f"port {port} of {host} cannot be reached ({error.strerror or error}): check that the daemon runs and "
+            "listens on an address of its network (api.host: 0.0.0.0), and that no firewall is between"
         ) from None
     return f"port {port} of {host} can be reached", url
 
@@ -117,5 +117,8 @@ def _authenticate(url: str, job: str, credential: str) -> tuple[str, str]:
     try:
         known = msgspec.json.decode(answer, type=_Authenticated)
     except msgspec.MsgspecError as error:
-        raise OSError(f"the program at {url} is not this version of dl2d: {error}") from None
+        raise OSError(
+            f"the program at {url} does not answer like this version of dl2d ({error}): install the same version here "
+            "and on the daemon's machine, or correct DL2_DAEMON"
+        ) from None
     return f"the daemon has verified that job {known.job} is of user {known.user}", url

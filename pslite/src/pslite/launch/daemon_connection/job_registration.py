@@ -57,7 +57,7 @@ def register(
         except urllib.error.HTTPError as error:
             reason, busy = error_text(error), "Retry-After" in error.headers
             if error.code not in (429, 503):
-                raise UsageError(f"the scheduler refused this job: {reason}") from None
+                raise UsageError(f"the daemon refused this job: {reason}") from None
         except (OSError, msgspec.MsgspecError) as error:
             reason = str(getattr(error, "reason", error))  # without "urlopen error"
             renew_certificate(daemon, error)
@@ -67,16 +67,16 @@ def register(
         seconds = _BUSY_SECONDS if busy else _REGISTER_SECONDS
         if now + pause > (begun if busy else answered) + seconds:
             raise UsageError(
-                f"the scheduler at {daemon} did not accept this job within {seconds / 60:g} minutes: {reason}"
+                f"the daemon at {daemon} did not accept this job within {seconds / 60:g} minutes: {reason}"
                 f"{'' if busy else advice}"
             )
         if not busy:
-            say(f"the scheduler at {daemon} is not available ({reason}); trying again")
+            say(f"the daemon at {daemon} is not available ({reason}); trying again")
         elif not told:
             told = True
             say(
-                f"the scheduler at {daemon} is busy ({reason}): this job starts when it has registered, which is tried "
-                f"again for {_BUSY_SECONDS / 60:g} minutes"
+                f"the daemon at {daemon} is busy ({reason}): the job tries to register for up to "
+                f"{_BUSY_SECONDS / 60:g} minutes, and starts as soon as it is registered"
             )
         time.sleep(pause)
         pause = min(15.0, 2 * pause)

@@ -62,9 +62,9 @@ def check_peer(connection: socket.socket, trusted: Collection[int], seconds: flo
             return
         if uid is not None:
             raise PermissionError(
-                f"the program that has port {peer[1]} belongs to uid {uid}, and not to the daemon's account, so that "
+                f"the program that has port {peer[1]} belongs to uid {uid}, and not to the daemon's account, so "
                 "nothing is sent to it: end that program and start the daemon; if it is the daemon, set "
-                f"{UID_VARIABLE}={uid}, or the administrator sets api.certificate"
+                f"{UID_VARIABLE}={uid}, or ask the administrator to set api.certificate"
             )
         if closed:  # and so nobody's: whose it was cannot be told any more
             raise ConnectionResetError(f"the program that has port {peer[1]} closed the connection at once")

@@ -1,4 +1,4 @@
-"""Membership source under the scheduler: heartbeats that report a job's status and return who should be a member."""
+"""Membership source under the daemon: heartbeats that report a job's status and return who should be a member."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def munge_credential(payload: str, environ: Mapping[str, str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
-        raise UsageError("munge is not installed on this node: the scheduler cannot verify which user asks") from None
+        raise UsageError("munge is not installed on this node: the daemon cannot verify which user asks") from None
     except subprocess.TimeoutExpired:
         raise UsageError("munge did not answer within 30 s") from None
     except subprocess.CalledProcessError as error:

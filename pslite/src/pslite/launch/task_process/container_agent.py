@@ -1,6 +1,6 @@
-"""Container agent: runs, in a container of a job, the tasks that the scheduler assigns to it, one after the other.
+"""Container agent: runs, in a container of a job, the tasks that the daemon assigns to it, one after the other.
 
-A resource manager such as YARN starts containers of a role, not tasks. The agent reports to the scheduler, whose
+A resource manager such as YARN starts containers of a role, not tasks. The agent reports to the daemon, whose
 answers say which task the container runs and when it is to end. A container without a task waits.
 
 The containers of a service that its user posted have no credential: they register with the secret in the description of
@@ -44,12 +44,12 @@ _INSTANCE = re.compile(r"(coordinator|worker|ps)-([0-9]{1,6})")
 _RUN_OPTIONS = frozenset({"DL2_BALANCE", "DL2_QUIET", DURABILITY_VARIABLE, PROGRESS_VARIABLE, UID_VARIABLE, VARIABLE})
 _REPORT_SECONDS = 3.0
 _HTTP_SECONDS = 10.0
-#: how long the end of the job's own process is reported until the scheduler answers
+#: how long the end of the job's own process is reported until the daemon answers
 _FINAL_REPORT_SECONDS = 30.0
 #: how long processes that a task leaves behind have to end after SIGTERM, and how long SIGKILL is repeated
 _TERMINATE_SECONDS, KILL_SECONDS = 2.0, 30.0
 #: HTTP statuses of a scheduler that does not know the job, its credential or its resource manager, and the time of only
-#: such answers after which a container without a task ends: the administrator may be restoring the scheduler's files
+#: such answers after which a container without a task ends: the administrator may be restoring the daemon's files
 _REFUSAL_STATUSES, REFUSED_SECONDS = frozenset({401, 403, 404, 409}), 900.0
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -57,10 +57,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class ContainerEnvironment:
-    """A container's place in its job, and how it reaches the scheduler."""
+    """A container's place in its job, and how it reaches the daemon."""
 
     daemon: str
-    #: name of the job in the scheduler's URLs, and its credential; empty where the container has to register
+    #: name of the job in the daemon's URLs, and its credential; empty where the container has to register
     job: str
     credential: str = field(repr=False)
     #: secret of the service, to register with
@@ -116,7 +116,7 @@ class _Order(msgspec.Struct):
 
 
 class ContainerAgent:
-    """Runs the tasks that the scheduler assigns in its answers to the container's reports.
+    """Runs the tasks that the daemon assigns in its answers to the container's reports.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class ContainerAgent:
     command
         the user's command, which the tasks of a container that registers run.
     run_job
-        runs the whole job in this container, where the scheduler only observes, with this environment; returns the exit
+        runs the whole job in this container, where the daemon only observes, with this environment; returns the exit
         status.
     say
         takes lines for the user.
@@ -146,7 +146,7 @@ class ContainerAgent:
         self._place = place
         self._run_job = run_job
         self._command = list(command)
-        #: Command of all tasks, where the container registers, and what the scheduler's environment is added to.
+        #: Command of all tasks, where the container registers, and what the daemon's environment is added to.
         self._task_command: list[str] | None = None
         self._task_environment = {name: value for name, value in environ.items() if name.startswith(NODE_VARIABLES)}
         if not place.job:
@@ -164,7 +164,7 @@ class ContainerAgent:
         #: Address of the coordinator with which the task was started, and whether it is to be started again.
         self._coordinator = ""
         self._restart = False
-        #: Since when all answers of the scheduler have been refusals, and the last one.
+        #: Since when all answers of the daemon have been refusals, and the last one.
         self._refused_since: float | None = None
         self._refusal = ""
 
@@ -174,7 +174,7 @@ class ContainerAgent:
         Raises
         ------
         UsageError
-            the scheduler does not take the job that the container belongs to, or has not known it for a long time.
+            the daemon does not take the job that the container belongs to, or has not known it for a long time.
 
         """
         _become_subreaper()
@@ -183,7 +183,7 @@ class ContainerAgent:
             if registration.static:
                 return self._run_job(registration, {**self._task_environment, "DL2_DAEMON": self._place.daemon})
         with handled(self._note_ending, ENDING):
-            #: Task that has ended and whose end the scheduler has not answered yet, and its exit status.
+            #: Task that has ended and whose end the daemon has not answered yet, and its exit status.
             ended, status = "", None
             while not self._ending:
                 order = self._report(ended, status)
@@ -204,15 +204,15 @@ class ContainerAgent:
         return TERMINATED if self._place.role == "coordinator" else 0
 
     def _check_refusals(self) -> None:
-        """Raise ``UsageError`` when the scheduler has refused all reports for long: the container has no use."""
+        """Raise ``UsageError`` when the daemon has refused all reports for long: the container has no use."""
         if self._refused_since is not None and time.monotonic() - self._refused_since >= REFUSED_SECONDS:
             raise UsageError(
-                f"the scheduler at {self._place.daemon} has refused all reports of {self._place.container}, of job "
+                f"the daemon at {self._place.daemon} has refused all reports of {self._place.container}, of job "
                 f"{self._place.job}, for {REFUSED_SECONDS / 60:g} minutes; its last answer: {self._refusal}"
             )
 
     def _register(self) -> Registration:
-        """Register with the scheduler; returns which job the container belongs to."""
+        """Register with the daemon; returns which job the container belongs to."""
         place = self._place
         numbers = re.fullmatch(r"container_(?:e[0-9]+_)?([0-9]+_[0-9]+)_[0-9]+_[0-9]+", place.container)
         if numbers is None:
@@ -333,7 +333,7 @@ class ContainerAgent:
         _reap()
 
     def _report(self, task: str, code: int | None) -> _Order | None:
-        """Report to the scheduler; None where it gives no order."""
+        """Report to the daemon; None where it gives no order."""
         place = self._place
         body = {
             "role": place.role,
@@ -356,12 +356,12 @@ class ContainerAgent:
             )
         except urllib.error.HTTPError as error:
             self._refusal = f"{error_text(error)} (HTTP status {error.code})"
-            self._say(f"the scheduler refused a report of {place.container}: {self._refusal}")
+            self._say(f"the daemon refused a report of {place.container}: {self._refusal}")
             if error.code in _REFUSAL_STATUSES:
                 self._refused_since = time.monotonic() if refused_since is None else refused_since
             return None
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            self._say(f"cannot report to the scheduler: {error}")
+            self._say(f"cannot report to the daemon: {error}")
             return None
         self._interval = min(60.0, max(0.1, order.report_seconds))
         return order

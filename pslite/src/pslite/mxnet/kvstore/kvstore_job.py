@@ -262,5 +262,5 @@ class KVStoreJob:
         if self.parameters_loaded and not (said or self.alone or self.session.rank_and_size[0]):
             warn_of_script(
                 "the script has loaded all its parameters from a file; its epochs are counted from 0 (dl2d status): "
-                "if it goes on at a later epoch, have it set kvstore.begin_epoch to that before the first step"
+                "if it goes on at a later epoch, let it set kvstore.begin_epoch to that before the first step"
             )

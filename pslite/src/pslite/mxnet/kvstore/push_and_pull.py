@@ -71,7 +71,7 @@ class KVStoreSteps:
         if tensor.segment < 0 and not any(t is tensor for t in keys.trained):
             raise UsageError(
                 f"key {tensor.key!r} is pushed, although it was frozen (grad_req='null') at the first step, which "
-                "fixes a job's keys: have it trained from that step on, or go on with saved parameters in another job"
+                "fixes a job's keys: train it from that step on, or go on with saved parameters in another job"
             )
         self._pushed.setdefault(tensor.group, {})[tensor.key] = values
         if values[0].stype == STYPE:
