@@ -90,7 +90,7 @@ def test_slurmrestd_is_not_called_without_tls(address: str) -> None:
         ("--exclusive", "each task gets a whole node, but dl2d counts only what it asked for", False),
         ("--exclusive=user", "each task gets a whole node", False),
         ("--container=/x", "dl2-run starts inside the container", False),
-        ("--priority=9", "tasks come before jobs of others", False),
+        ("--priority=9", "tasks come before all jobs of others", False),
         ("--reservation=ml", "", False),
         ("--exclude=n1", "", False),
         ("--constraint=a100", "", False),

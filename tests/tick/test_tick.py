@@ -323,7 +323,7 @@ def test_starts_that_the_manager_refuses_are_tried_again_less_and_less_often(bui
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert gaps == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0]
     assert why.constraint is Constraint.BACKOFF
-    assert "start worker-16 on n1: sbatch: Job violates accounting/QOS policy; the next one waits 600 s" in why.text
+    assert "start worker-16 on n1: sbatch: Job violates accounting/QOS policy; the next one comes 600 s" in why.text
     assert world.job(job).state is JobState.READY
     world.manager.refuse = None
     world.settle(70, 10.0)
@@ -456,7 +456,7 @@ def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> Non
     world.now += 1000
     for _ in range(3 if error is None else 42):
         world.tick(15.0)
-    assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its anchor is not listed any more")
+    assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its coordinator is not listed any more")
 
 
 @pytest.mark.parametrize("policy", [Drf(), Fifo(), Optimus()], ids=lambda policy: policy.name)
@@ -1446,7 +1446,7 @@ def test_a_job_whose_anchor_is_suspended_gets_no_tasks_and_avoids_no_nodes(world
     before = {task.id for task in world.tasks(key)}
     anchor = next(job for job in world.manager.live() if job.handle == world.job(key).anchor)
     world.manager.put(structs.replace(anchor, not_executing=True), ())
-    says = "its anchor is suspended, or its nodes are being prepared: "
+    says = "its coordinator is suspended, or its nodes are being prepared: "
     assert reason(world.tick(), key).binding_reason.text.startswith(says)
     for task in world.tasks(key):  # they hear nothing of their coordinator
         world.manager.end(task.handle, RmJobState.FAILED, "FAILED, exit status 1")

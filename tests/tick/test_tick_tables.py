@@ -356,8 +356,8 @@ def test_what_a_tick_makes_of_a_listing(cell: Cell, columns: list[str], label: s
 @pytest.mark.parametrize(
     ("label", "task", "job"),
     [
-        ("not listed, 3 times in 30 s", "is not listed any more", "its anchor is not listed any more"),
-        ("its id is another user's", "is not listed any more", "its anchor is not listed any more"),
+        ("not listed, 3 times in 30 s", "is not listed any more", "its coordinator is not listed any more"),
+        ("its id is another user's", "is not listed any more", "its coordinator is not listed any more"),
         ("requeued", "was requeued, or its id was reused", "its anchor was requeued, or its id was reused"),
         ("pending", "is pending", ""),
         ("failed", "is failed", "its coordinator ended: is failed"),

@@ -116,9 +116,9 @@ def test_a_sites_template_is_kept(tmp_path: Path) -> None:
     assert service["components"][2]["artifact"] == {"id": "site/dl2d:1", "type": "DOCKER"}
     assert service["components"][2]["placement_policy"]["constraints"][0]["node_partitions"] == ["gpu"]
     file.write_text('{"components": []}')
-    with pytest.raises(Rejected, match=r"template: .*service\.json cannot be used"):
+    with pytest.raises(Rejected, match=r"template: .*service\.json is not a service that dl2d can use"):
         posted_description(POSTED, replace(SETTINGS, template=str(file)), daemon="http://head:8910")
-    with pytest.raises(ConfigError, match=r"resource_manager\.yarn\.template: .*service\.json cannot be used"):
+    with pytest.raises(ConfigError, match=r"resource_manager\.yarn\.template: .*service\.json is not a service that dl2d can use"):
         FakeYarn().manager(template=str(file))
 
 

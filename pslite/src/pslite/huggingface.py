@@ -30,7 +30,7 @@ _NEEDED: dict[str, Any] = {
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
-    """transformers.Trainer whose workers come and go.
+    """transformers.Trainer whose workers join and leave.
 
     Takes what that takes and `elastic`, more settings of `pslite.torch.ElasticJob` such as mode, shards and checkpoint.
     The global batch is per_device_train_batch_size x gradient_accumulation_steps, whatever the number of workers.

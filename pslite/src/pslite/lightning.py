@@ -25,7 +25,7 @@ _NEEDED = {"max_steps": -1, "limit_train_batches": 1.0, "overfit_batches": 0.0, 
 
 
 class ElasticStrategy(SingleDeviceStrategy):  # type: ignore[misc]
-    """Workers that come and go, each with one device.
+    """Workers that join and leave, each with one device.
 
     The global batch is the data loader's batch_size x accumulate_grad_batches, whatever the number of workers.
 
