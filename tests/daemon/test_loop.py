@@ -105,7 +105,7 @@ class TestStart:
                 {"mode": "canary", "policy": {"name": "drf", "fallback": "drf"}},
                 "policy.fallback: mode canary compares it with policy.name=drf; name another policy",
             ),
-            ({"canary": {"partition": "a", "account": "b"}}, "canary.partition, canary.account: set one of them"),
+            ({"canary": {"partition": "a", "account": "b"}}, "canary.partition, canary.account: set at most one"),
             ({"canary": {"share": 1}}, "canary.share: "),
             (
                 {"mode": "canary", "policy": {"name": "srtf"}, "store": {"keep_jobs_days": 3}},

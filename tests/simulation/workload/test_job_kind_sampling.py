@@ -89,7 +89,7 @@ def test_another_number_of_nodes_must_mean_something_and_hold_the_jobs() -> None
     mixed = replace(known, cluster=(group, NodeGroup(1, group.resources, "big")))
     leaving = replace(known, capacity_changes=(CapacityChange(slot=3, name="node", up=2),))
     for given in (mixed, leaving):
-        with pytest.raises(WorkloadError, match="nodes: the file has several groups of nodes, or changes of them"):
+        with pytest.raises(WorkloadError, match="nodes: cannot be set where the file has several groups of nodes"):
             draw_kinds(given, KindsSettings(nodes=3), np.random.default_rng(0), where="x")
         assert draw_kinds(given, KindsSettings(), np.random.default_rng(0), where="x").cluster == given.cluster
     large = replace(known, jobs=tuple(replace(job, min_workers=3) for job in known.jobs))
