@@ -1120,7 +1120,7 @@ def test_who_sends_a_request_is_said_by_munge_within_a_short_time(
 ) -> None:
     slurm.answer("unmunge", stdout=GOOD)
     assert manager_on().authenticate_user(CREDENTIAL, "dl2d:12") == 1001
-    with pytest.raises(Denied, match="not made for this request to this daemon: DL2_DAEMON, if it is set, has to be"):
+    with pytest.raises(Denied, match="not made for this request to this daemon: DL2_DAEMON, if it is set, must be"):
         manager_on().authenticate_user(CREDENTIAL, "dl2d:13")
     monkeypatch.setattr("dl2d_slurm.manager.USER_SECONDS", 0.5)
     slurm.answer("unmunge", delay=60)

@@ -358,7 +358,7 @@ def test_what_a_tick_makes_of_a_listing(cell: Cell, columns: list[str], label: s
     [
         ("not listed, 3 times in 30 s", "is not listed any more", "its coordinator is not listed any more"),
         ("its id is another user's", "is not listed any more", "its coordinator is not listed any more"),
-        ("requeued", "was requeued, or its id was reused", "its anchor was requeued, or its id was reused"),
+        ("requeued", "was requeued, or its id was reused", "its coordinator was requeued, or its id was reused"),
         ("pending", "is pending", ""),
         ("failed", "is failed", "its coordinator ended: is failed"),
         ("lost", "is lost", "its coordinator ended: is lost"),
@@ -408,7 +408,7 @@ def test_a_requeued_job_goes_on_as_another_job_with_what_it_was_started_with(is_
     assert (world.job(key).state, world.job(last).state) == (JobState.LOST, JobState.SUBMITTED)
     world.manager.anchor = (structs.replace(again, submitted=SUBMITTED + 1500, requeues=0),)
     played(world, once(), calls=False)
-    assert world.job(last).end_reason == "its anchor was requeued, or its id was reused"
+    assert world.job(last).end_reason == "its coordinator was requeued, or its id was reused"
     assert world.store.job(KEY._replace(submitted=SUBMITTED + 1500)) is None
     played(world, once(), calls=False)
     assert world.manager.stopped == ["17"], "nothing that has the id of the anchor"
@@ -493,7 +493,7 @@ def test_an_incomplete_listing_carries_out_no_decision_to_resize_and_is_shown() 
             (world.manager.incomplete, " and 1 record cannot be read; the daemon's log says which"),
         ):
             health.completed(replace(world.tick(1.0), incomplete=(*more, NO_NODES)))
-            assert health.status().problems[0].endswith(f"cancelled jobs: it has no nodes{words}")
+            assert health.status().problems[0].endswith(f"ended or stopped: it has no nodes{words}")
         world.manager.incomplete = ()
         world.settle()
         health.completed(world.tick(400.0))
