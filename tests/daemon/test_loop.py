@@ -471,7 +471,7 @@ def test_a_tick_that_fails_is_logged_and_the_next_one_comes(
 def test_a_tick_that_has_to_wait_is_no_failure(tmp_path: Path, ticks: dict[str, Any]) -> None:
     with Running(tmp_path) as running, capture_logs() as logs:
         until(lambda: ticks["begun"] == 1, "the first tick")
-        ticks["error"] = Waiting("waiting for the first reports")
+        ticks["error"] = Waiting("containers have not reported")
         running.daemon.wake()
         until(
             lambda: any(

@@ -456,7 +456,10 @@ def test_what_the_resource_manager_knows_nothing_of_is_lost(build, error) -> Non
     world.now += 1000
     for _ in range(3 if error is None else 42):
         world.tick(15.0)
-    assert (world.job(key).state, world.job(key).end_reason) == (JobState.LOST, "its coordinator is not listed any more")
+    assert (world.job(key).state, world.job(key).end_reason) == (
+        JobState.LOST,
+        "its coordinator is not listed any more",
+    )
 
 
 @pytest.mark.parametrize("policy", [Drf(), Fifo(), Optimus()], ids=lambda policy: policy.name)

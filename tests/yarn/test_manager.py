@@ -273,7 +273,7 @@ def test_after_a_restart_there_is_no_listing_until_the_containers_may_have_repor
     wait_until(lambda: bool(yarn.flexes))
     manager.report_container(report("worker-0", 3))
     second = yarn.manager(yarn.clock, report_seconds=3.0)
-    with pytest.raises(Waiting, match="for the first reports of containers"):
+    with pytest.raises(Waiting, match="for their first report"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     flexes = len(yarn.flexes)
@@ -290,11 +290,11 @@ def test_containers_that_an_earlier_daemon_told_a_longer_interval_have_the_time_
     started(manager)
     yarn.apps[NAME]["runningContainers"] = 3
     second = yarn.manager(yarn.clock, report_seconds=0.5)
-    with pytest.raises(Waiting, match=r"waiting up to 65\.0 s"):
+    with pytest.raises(Waiting, match=r"have up to 65\.0 s"):
         second.listing()
     assert second.report_container(report("coordinator-0", 2, task="anchor")).report_seconds == 0.5
     yarn.now += 40
-    with pytest.raises(Waiting, match=r"waiting up to 25\.0 s"):
+    with pytest.raises(Waiting, match=r"have up to 25\.0 s"):
         second.listing()
     second.report_container(report("worker-0", 3, task="worker-1"))
     assert f"dl2:{JOB.slug}:worker-1" in {job.handle for job in second.listing().jobs}
@@ -425,7 +425,7 @@ def test_a_service_of_which_nothing_is_known_keeps_its_size(yarn: FakeYarn, mana
 def test_the_time_in_which_containers_may_report_begins_after_an_incomplete_listing_too(yarn: FakeYarn) -> None:
     manager = yarn.manager(yarn.clock)
     yarn.apps["x"] = {"id": 1}
-    with pytest.raises(Waiting, match="for the first reports of containers"):
+    with pytest.raises(Waiting, match="for their first report"):
         manager.listing()
 
 

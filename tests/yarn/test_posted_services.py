@@ -118,7 +118,9 @@ def test_a_sites_template_is_kept(tmp_path: Path) -> None:
     file.write_text('{"components": []}')
     with pytest.raises(Rejected, match=r"template: .*service\.json is not a service that dl2d can use"):
         posted_description(POSTED, replace(SETTINGS, template=str(file)), daemon="http://head:8910")
-    with pytest.raises(ConfigError, match=r"resource_manager\.yarn\.template: .*service\.json is not a service that dl2d can use"):
+    with pytest.raises(
+        ConfigError, match=r"resource_manager\.yarn\.template: .*service\.json is not a service that dl2d can use"
+    ):
         FakeYarn().manager(template=str(file))
 
 
@@ -246,7 +248,7 @@ def test_after_a_restart_the_daemon_waits_for_the_reports_of_services_and_knows_
     service = posted_description(POSTED, SETTINGS, daemon="http://head:8910")
     application = yarn.post(service, "alice")
     manager = yarn.manager(yarn.clock)
-    with pytest.raises(Unavailable, match="for the first reports of containers"):
+    with pytest.raises(Unavailable, match="for their first report"):
         manager.listing()
     key = JobKey("yarn", "1795581702976_0001", 1795581713)
     # A new container registers before the coordinator, which an earlier daemon started, has reported.

@@ -221,7 +221,7 @@ class YarnManager:
             seconds = max(seconds, _SETTLING_SECONDS)
         left = self._listed_at + seconds - now
         if left > 0:
-            raise Waiting(f"waiting up to {left:.1f} s for the first reports of containers of running jobs")
+            raise Waiting(f"containers of running jobs have up to {left:.1f} s for their first report")
         self._settled = True
 
     def _spread_reports(self) -> None:

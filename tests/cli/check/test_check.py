@@ -207,11 +207,11 @@ def test_the_last_good_tick_and_the_last_error_of_the_own_daemon(dl2d: Dl2d, tmp
     assert (shown["runs"], shown["last_tick_seconds"], shown["last_error_seconds"]) == (True, 105, 5)
     assert shown["listing_seconds"] == 107
     # Ticks that wait for a known time are no problem.
-    other.health.waits("waiting up to 4.0 s for the first reports")
+    other.health.waits("containers have up to 4.0 s")
     assert wrong(dl2d, config) == {}
-    assert "; waiting: waiting up to 4.0 s for the first reports; last error" in dl2d("check", "-c", config).out
+    assert "; waiting: containers have up to 4.0 s; last error" in dl2d("check", "-c", config).out
     ran = dl2d("status", "-c", config)
-    assert (ran.status, "; waiting: containers may not" in ran.err) == (0, True)
+    assert (ran.status, "; waiting: containers have" in ran.err) == (0, True)
     assert other.client.get("/v1/health").json()["status"] == "waiting"
     # It goes on: the error stays known.
     other.health.completed(other.tick(1.0))

@@ -143,7 +143,7 @@ def test_the_same_name_twice(dl2d: Dl2d, site: Site):
 
 
 def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, monkeypatch: pytest.MonkeyPatch):
-    errors = [Waiting("waiting up to 7.2 s for the first reports")] * 3
+    errors = [Waiting("containers have up to 7.2 s")] * 3
     listing = site.world.manager.listing
 
     def refuse_first(*arguments: float | None) -> RmListing:
@@ -156,7 +156,7 @@ def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, m
         patched.setattr(daemon_client, "_START_SECONDS", 0.0)
         ran = dl2d("submit", site.job(), "-c", site.config)
     assert (ran.status, len(errors)) == (1, 2)
-    assert "the daemon has just started and accepts no requests yet (waiting up to 7.2 s" in ran.err
+    assert "the daemon has just started and accepts no requests yet (containers have up to 7.2 s" in ran.err
     assert dl2d("submit", site.job(), "-c", site.config).status == 0
     assert site.only_job().request.name == "digits"
 

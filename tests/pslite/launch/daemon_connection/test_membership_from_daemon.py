@@ -231,7 +231,7 @@ def test_a_job_waits_for_its_turn_while_the_daemon_is_busy(daemon, monkeypatch):
     said = []
     assert register(daemon.url, dict, said.append).job == "job-7"
     assert len(daemon.registrations) == 3
-    assert [line.partition(": this job")[0] for line in said] == [
+    assert [line.partition(": the job")[0] for line in said] == [
         f"the daemon at {daemon.url} is busy (asked too often)"
     ]
     daemon.unavailable = 1
