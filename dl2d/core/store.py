@@ -35,7 +35,7 @@ class Slot:
     decision: Decision
     plan: Plan
     outcome: Outcome
-    #: SHA-256 over snapshot, policy name and version, and seed.
+    #: SHA-256 over snapshot, policy name and version, placement, and seed.
     inputs_hash: str
     #: Seed of the generator that the policy was given.
     seed: int

@@ -11,7 +11,7 @@ from dl2d.core.store import TaskChange
 from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
-#: Causes of which ten count as one attempt: a job may be the reason why its nodes fail.
+#: Ten attempts that ended from these causes count as one. They are not ignored, since a job may itself make nodes fail.
 _FROM_OUTSIDE = (FailureCause.CANCELLED, FailureCause.REQUEUED, FailureCause.NODE_LOST)
 
 

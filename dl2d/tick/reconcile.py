@@ -48,8 +48,8 @@ log = structlog.get_logger()
 #: may come back later than the resource manager. And how often it is asked.
 _ACCOUNTING_SECONDS = 600.0
 _ASK_AGAIN_SECONDS = 60.0
-#: A task that does not execute has so many times ``start_seconds`` before its time counts: its node may be booting.
-_NOT_EXECUTING_PERIODS = 2
+#: The time of a task that does not execute counts only after so many times ``start_seconds``: its node may be booting.
+_BOOT_PERIODS = 2
 #: How long an anchor that is not listed counts as running while its coordinator reports: coordinators can be started
 #: outside of their batch jobs. After that, accounting is asked how the anchor ended.
 _CALLING_SECONDS = 600.0
@@ -80,9 +80,12 @@ class Reconciled:
     anchors: Mapping[JobKey, RmJob]
     #: Owners of the elastic jobs that are live or have live tasks.
     owners: Mapping[JobKey, Owner]
-    #: Elastic jobs that keep what they have, and why: no heartbeat for ``Timeouts.silent_seconds``, or only one since
-    #: then; a coordinator that was ended from outside, says that its training is done or is put back into the queue; an
-    #: anchor that is ending, suspended, close to its time limit or not listed any more; or they are ``starting``.
+    #: Elastic jobs that keep what they have, and why:
+    #:
+    #: - their coordinator has sent no heartbeat for ``Timeouts.silent_seconds``, or only one since such a gap;
+    #: - it was ended from outside, says that its training is done, or is put back into the queue;
+    #: - their anchor is ending, suspended, close to its time limit, or not listed any more;
+    #: - they are ``starting``.
     silent: Mapping[JobKey, Silence]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
     starting: frozenset[JobKey]
@@ -128,17 +131,18 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     """
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
     before, silent_seconds = observed.elastic, timeouts.silent_seconds
-    kept = store.guard_state()
+    stored_guard_state = store.guard_state()
     ended_jobs = ended_jobs_to_check(store, before, listing.at)
     match = partial(
         match_listing, before, {job.key: job for job in (*ended_jobs, *before.jobs)},
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
     )  # fmt: skip
     matches = match(listing)
-    unlisted = matches.unlisted - _tasks_of_unknown_containers(before, listing)
+    unlisted = matches.unlisted - _tasks_that_may_run_unreported(before, listing)
     missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
     gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
-    # An anchor whose coordinator calls may run: its job keeps its size, and ends only later.
+    # A tag counts as gone after ``unseen_seconds``; that of an anchor whose coordinator calls, and which may run, after
+    # ``_CALLING_SECONDS``; and while accounting cannot say how it ended, after ``_ACCOUNTING_SECONDS`` more.
     calling_unlisted = gone & _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
     gone -= {tag for tag in calling_unlisted if missing.seconds(tag) < _CALLING_SECONDS}
     ended, unaccounted = _final_states(context, before, gone, missing, state.unaccounted, calling_unlisted, now)
@@ -151,11 +155,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
     )
     starting = {job.key: found for job in before.jobs if (found := context.starting(job.key)) is not None}
-    held_until = listing.at - _NOT_EXECUTING_PERIODS * timeouts.start_seconds
+    running_by = listing.at - _BOOT_PERIODS * timeouts.start_seconds
     not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
         state.state_since, before.tasks, now, matches.listed,
-        lambda task: task.id in starting.get(task.job, ()) or (task.tag in not_executing and task.since > held_until),
+        lambda task: task.id in starting.get(task.job, ()) or (task.tag in not_executing and task.since > running_by),
     )  # fmt: skip
     for job in before.jobs:
         if job.key in state.calling_since and job.key not in calling_since:
@@ -168,8 +172,8 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         matches,
         gone,
         timeouts=timeouts,
-        start_failures=kept.start_failures,
-        postponed=kept.postponed,
+        start_failures=stored_guard_state.start_failures,
+        postponed=stored_guard_state.postponed,
         elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
         strays_asked_for=strays_asked_for,
         tasks_as_owner=context.tasks_as_owner,
@@ -181,7 +185,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         changes = replace(changes, new_jobs=())
     changes = _with_outputs(context, before.jobs, changes)
     elastic = _apply_changes(store, before, changes, listing.at)
-    guard_state = _next_guard_state(context, kept, before, elastic, changes, matches.listed, listing)
+    guard_state = _next_guard_state(context, stored_guard_state, before, elastic, changes, matches.listed, listing)
     last_anchor_tried = None
     if acts and context.starts_anchors:
         guard_state, last_anchor_tried = _start_anchors(
@@ -189,7 +193,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         )
     # Before anything is stopped: if the resource manager does not answer, the tick ends, and the next one does not see
     # these changes again.
-    if guard_state != kept:
+    if guard_state != stored_guard_state:
         store.keep_guard_state(guard_state)
     if acts:
         stops_asked = ask_to_stop(context, changes.stops, guard_state.stops_asked, listing.at)
@@ -266,13 +270,11 @@ def _final_states(
         return (), waiting
     try:
         found = context.final_states(handles)
-        unaccounted = {job.handle for job in found if not job.state.ended}
+        not_ended = {job.handle for job in found if not job.state.ended}
     except ResourceManagerError as error:
         log.warning("cannot ask the resource manager how jobs ended that it no longer lists", error=str(error))
-        found, unaccounted = (), set(handles)
-    waiting |= {
-        tag: now for tag, handle in anchors.items() if tag in tags and handle in unaccounted and may_be_told(tag)
-    }
+        found, not_ended = (), set(handles)
+    waiting |= {tag: now for tag, handle in anchors.items() if tag in tags and handle in not_ended and may_be_told(tag)}
     return [job for job in found if job.state.ended], waiting
 
 
@@ -355,9 +357,9 @@ def _next_guard_state(
     found = remember_failing_nodes(found, elastic.jobs, before.tasks, of_nodes, withdrawn, at)
     _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
     found = remember_growth_limits(found, elastic.jobs, tasks, withdrawn, at)
-    kept = {key: count for key, count in failures.items() if key in present}
+    start_failures = {key: count for key, count in failures.items() if key in present}
     postponed = guard_state.postponed and _postponed(guard_state, elastic.jobs, at)
-    return replace(found, start_failures=kept, postponed=postponed)
+    return replace(found, start_failures=start_failures, postponed=postponed)
 
 
 def _postponed(guard_state: GuardState, jobs: Iterable[Job], at: float) -> dict[JobKey, Postponement]:
@@ -393,8 +395,8 @@ def _resizes_seen(
 ) -> GuardState:
     """The guard state with the resizes and starts that live tasks show, not those that were only decided.
 
-    A time later than ``at`` means that the clock was set back. A remembered one becomes ``at``. That of a task is taken
-    as ``at`` once only, where nothing is remembered of its job; otherwise each tick would restart the cool-down.
+    A time later than ``at`` means that the clock was set back. A remembered one becomes ``at``. A task's counts as
+    ``at`` only if nothing is remembered of its job; otherwise each tick would restart the cool-down.
     """
     if not context.guard_rules.need_resizes:
         return replace(guard_state, resized_at={}, started_at={})
@@ -454,7 +456,7 @@ def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozense
     return frozenset(task_tag(job.key, ANCHOR) for job in jobs if has_called(job, at, seconds))
 
 
-def _tasks_of_unknown_containers(live: LiveJobs, listing: RmListing) -> frozenset[str]:
+def _tasks_that_may_run_unreported(live: LiveJobs, listing: RmListing) -> frozenset[str]:
     """Tags of tasks that may run, of jobs whose containers have not all reported to the resource manager."""
     jobs = {job.key for job in live.jobs if job.anchor in listing.unreported}
     return frozenset(task.tag for task in live.tasks if task.job in jobs and task.state is not TaskState.ASKED)

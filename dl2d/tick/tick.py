@@ -67,12 +67,15 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     reconciled = reconcile(context, state, observed, begin)
     idle_history = state.idle_history
     if mode.acts:
+        # Jobs that the last decision held back: the next one, further down, needs the snapshot that this step changes.
         held_back_before = frozenset() if state.slot_decision is None else jobs_held_back(state.slot_decision.in_force)
         reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, held_back_before, begin)
     incomplete, silent = observed.listing.incomplete, reconciled.silent
     snapshot = replace(reconciled.snapshot, silent=tuple(sorted(silent, key=submit_order)))
 
-    # Vacate nodes, and make room in limits, for jobs of others
+    # Vacate nodes, and make room in limits, for jobs of others. Limits first: no nodes are vacated for a job whose
+    # claim in a limit was given up (``excluded_handles``). Limits are compared with the listing as it came, for
+    # reconciling adds to demands what whole nodes take, and jobs that have ended.
     limits_with_claims, limit_history = make_room_in_limits(
         snapshot, observed.listing, state.limit_history,
         backing_off=reconciled.backing_off, now=begin,
@@ -104,7 +107,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         reconciled.task_failed
         or claim_history.is_undecided(snapshot.claims)
         or (not incomplete and limit_history.is_undecided())
-        # Where no job of others waits, nobody takes that room before the next decision.
+        # Only where a job of others waits: otherwise the room is still there at the next decision.
         or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement))
     ):
         slot_decision = None
@@ -143,7 +146,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement)
         if (group := slot_decision.group) is not None:  # the policy has not decided on the others
             waiting = tuple(key for key in waiting if key in group)
-        plan = plan if not incomplete else replace(plan, starts=(), stops=())
+        plan = plan if not incomplete else replace(plan, starts=(), stops=())  # its moves are only shown
         avoided = avoided_of_queued(plan, snapshot, reconciled.listing)
         outcome = apply(context, plan, reconciled.jobs, snapshot.at, avoided)
         if any(failure.refused for failure in outcome.failures):
@@ -186,7 +189,7 @@ def _plan(
     # With an incomplete listing no job is resized, neither by the decision nor to make room.
     jobs_to_keep = silent if not listing.incomplete else [job.key for job in snapshot.jobs]
     plan = place(
-        snapshot, _as_they_are(silent, reconciled.starting, decision, snapshot), placement,
+        snapshot, _without_growth_of_silent(silent, reconciled.starting, decision, snapshot), placement,
         keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
     )  # fmt: skip
     queue_history = state.queue_history
@@ -204,13 +207,14 @@ def _plan(
     return plan, queue_history
 
 
-def _as_they_are(
+def _without_growth_of_silent(
     silent: Collection[JobKey], starting: Collection[JobKey], decision: Decision, snapshot: Snapshot
 ) -> Decision:
-    """The decision by which these jobs get no more than they have, and those that are starting exactly that.
+    """The decision in which silent jobs get no more than they have, and those that are starting exactly that.
 
-    The coordinators of silent jobs would not admit new tasks. A job had its tasks when its allocation was decided; when
-    its coordinator ends, they end one after the other. Tasks of a starting job begin to run one after the other.
+    The coordinators of silent jobs would not admit new tasks. The decision may be older than the silence: without this,
+    tasks that end one after the other, with their coordinator, would be replaced. Tasks of a starting job begin to run
+    one after the other.
     """
     if not silent:
         return decision

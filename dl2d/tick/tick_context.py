@@ -1,4 +1,7 @@
-"""Context of a tick: resource manager, store, policies, limits and timeouts. It stays the same from tick to tick."""
+"""Context of a tick: resource manager, store, policies, limits and timeouts.
+
+The daemon replaces it when its settings, the policy's version or the canary change, and never within a tick.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""State that one tick hands to the next, and that is not in the store: a daemon begins without it."""
+"""State that one tick hands to the next, and that is not in the store.
+
+A daemon begins without it, except for ``slot`` and ``ended_until``, which it reads from the store.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,8 @@ class TickState:
     decided_at: float = float("-inf")
     #: Digest of the situation that the decision was made for (see ``decide.situation_digest``).
     situation: str = ""
-    #: Jobs for which there was room when that decision gave them nothing (``jobs_with_room``).
+    #: Jobs that the decision gave nothing although there was room for them (``jobs_with_room``): room for these is no
+    #: reason to decide again.
     with_room: frozenset[JobKey] = frozenset()
     #: What is remembered of jobs of others that wait for room on nodes, and in limits.
     claim_history: ClaimHistory = field(default_factory=ClaimHistory)

@@ -109,8 +109,8 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
 def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, placement: Placement) -> _Taken:
     """Where the tasks of these jobs would be: those that they keep where they are, new ones where they have room.
 
-    The tasks of all jobs of the decision are placed. Running tasks of jobs outside of the decision are displaced last.
-    A new task that has room on no node alone takes its resources from several.
+    The tasks of all jobs of the decision are placed, first where no running task of another job has to leave. A new
+    task that fits on no node is charged to several nodes in parts, so that the sum is right.
     """
     allocations, by_key = decision.allocations(), {job.key: job for job in snapshot.jobs}
     kept, incumbents, leaving = list[Task](), list[Task](), list[Task]()

@@ -138,7 +138,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
     # ``hash`` differs from process to process, but the state with the digest is not kept beyond the process.
-    # For static jobs they have the reasons of another scheduler, which change with each of its passes.
+    # Node sets of static jobs alone are left out: their reasons change with each pass of the scheduler in charge.
     may_use = [
         (each.jobs, each.reason, hash(each.nodes)) for each in snapshot.node_sets if not static.issuperset(each.jobs)
     ]

@@ -44,7 +44,7 @@ def with_whole_nodes(live: LiveJobs, listing: RmListing) -> tuple[LiveJobs, RmLi
         if task.handle in listed:
             held[task.node].append(listed[task.handle] if listed[task.handle].thousandths else task.demand)
             more[task.node].append(_WHOLE if task.job in whole else _PART)
-    # No other job is on a node of a task that has it to itself; it may still be ending there.
+    # Whatever else uses a node that a task has to itself is a job that is ending there.
     to_themselves = {task.node for task in live.tasks if task.job in whole}
     nodes = []
     for node in listing.nodes:

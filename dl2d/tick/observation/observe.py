@@ -59,7 +59,8 @@ def observe(store: TickStore, manager: ResourceManager, ended_since: float | Non
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
     A listing without nodes is incomplete: tasks run on some. If dl2d does not act (``acts``), policies decide on static
-    jobs. Then those that wait are not listed as claims, too, or each would find the room that it needs claimed.
+    jobs, and the claims of those that wait are left out: otherwise the room that such a job needs would count as used,
+    by its own claim.
 
     Raises ``ResourceManagerError``, ``StoreError`` if the resource manager or the store does not answer.
     """
@@ -120,11 +121,12 @@ def take_snapshot(
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.
 
     ``avoided_nodes`` are, by job, nodes on which the resource manager refused a task of it, or on which one failed or
-    did not start. They are not used for that job for a while; of those where tasks failed, as many are used as its
-    smallest size needs, which is found with ``placement``. A node that none of the jobs may use takes no tasks.
+    did not start. They are not used for that job for a while. If its smallest size does not fit without nodes where its
+    tasks failed, as many of these as it needs stay usable (tried with ``placement``). A node that none of the jobs may
+    use takes no tasks.
 
-    Demands are what tasks get (``with_given``). Where tasks hold something else, it is shown with them: their nodes
-    have it free when they have left.
+    Demands are what tasks get (``with_given``). ``Task.held`` is what a task really holds, where that is something
+    else: its node has so much more free when it has left.
 
     A node with tasks that is not listed is shown as draining, with the room of these tasks. They run until they are not
     listed themselves; without this room the policy would shrink jobs on other nodes.

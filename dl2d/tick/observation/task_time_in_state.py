@@ -21,7 +21,7 @@ class StateSince(NamedTuple):
     state: TaskState
     since: float
     #: Since when they have found, besides, that it waits for no limit; None while it does.
-    unlimited_since: float | None
+    no_limit_since: float | None
     #: Since when they have found, besides, that the resource manager is ending it; None while it is not.
     ending_since: float | None = None
 
@@ -31,24 +31,24 @@ def update_state_since(
     tasks: Iterable[Task],
     now: float,
     listed: Mapping[str, RmJob],
-    is_starting: Callable[[Task], bool] = lambda task: False,  # noqa: ARG005
+    restarts_clock: Callable[[Task], bool] = lambda task: False,  # noqa: ARG005
 ) -> dict[str, StateSince]:
     """Since when each task has been in its state, by tag; as ``update_calling_since``.
 
     Time limits of tasks are counted from then on, so that setting the wall clock neither ends nor extends them. The
-    time of a granted task begins anew while it ``is_starting``: its dl2-run is connected, or its processes cannot run
-    yet. ``listed`` has the resource manager's job of each task, by tag.
+    time of a granted task begins anew while ``restarts_clock`` says so: its dl2-run is connected, or its processes
+    cannot run yet. ``listed`` has the resource manager's job of each task, by tag.
     """
     found = {}
     for task in tasks:
         tag = task.tag
         last, job = before.get(tag), listed.get(tag)
-        if last is None or last.state is not task.state or (task.state is TaskState.GRANTED and is_starting(task)):
+        if last is None or last.state is not task.state or (task.state is TaskState.GRANTED and restarts_clock(task)):
             last = StateSince(task.state, now, now)
         if job is not None and job.limit is not None:
-            last = last._replace(unlimited_since=None)
-        elif job is not None and last.unlimited_since is None:
-            last = last._replace(unlimited_since=now)
+            last = last._replace(no_limit_since=None)
+        elif job is not None and last.no_limit_since is None:
+            last = last._replace(no_limit_since=now)
         if job is not None and (job.state is RmJobState.ENDING) is not (last.ending_since is not None):
             last = last._replace(ending_since=now if job.state is RmJobState.ENDING else None)
         found[tag] = last
@@ -64,8 +64,8 @@ class Elapsed(NamedTuple):
     #:
     #: (a) a tick first found the task in the state;
     #: (b) its coordinator began to call without a gap;
-    #: (c) for a leaving task of a role that its job goes on with, another task of the role joined: until then a running
-    #:     job keeps its last worker and its last server.
+    #: (c) for a task that leaves a running job, another task of its role joined: until then the job keeps its last
+    #:     worker and its last server.
     #:
     #: None if (b) or (c) has not happened.
     since_told: float | None
@@ -103,13 +103,13 @@ def elapsed_times(
             joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
     found = {}
     for task in live.tasks:
-        _, since, unlimited_since, ending_since = state_since[task.tag]
+        _, since, no_limit_since, ending_since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
             told = max(told, joined_since.get((task.job, task.role), told))
         since_told = None if told == math.inf else now - told
         unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
-        unlimited = None if unlimited_since is None else now - unlimited_since
+        unlimited = None if no_limit_since is None else now - no_limit_since
         ending = None if ending_since is None else now - ending_since
         found[task.tag] = Elapsed(now - since, since_told, unconnected, unlimited, ending)
     return found

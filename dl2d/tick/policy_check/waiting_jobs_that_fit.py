@@ -2,7 +2,7 @@
 
 A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
 leaves them waiting for ``Context.idle_seconds``. When room appears for a job between two decisions, and jobs of others
-wait, the policy is asked again (``jobs_with_room``), once for each job.
+wait, the policy is asked again (``jobs_with_room``), once for each job until it is decided anew.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def _task_changes(
     for task in tasks:
         listed = inputs.matches.listed.get(task.tag)
         change, stop_reason = _task_change(
-            task, listed, inputs, job_end=ended_states.get(task.job), is_of_floor=task.tag in of_floors
+            task, listed, inputs, job_end=ended_states.get(task.job), is_lacked_of_floor=task.tag in of_floors
         )
         if change is not None:
             changes.append(change)
@@ -330,12 +330,12 @@ def _job_change(job: Job, anchor: RmJob | None, inputs: _Inputs) -> JobChange | 
 
 
 def _task_change(
-    task: Task, listed: RmJob | None, inputs: _Inputs, *, job_end: JobState | None, is_of_floor: bool
+    task: Task, listed: RmJob | None, inputs: _Inputs, *, job_end: JobState | None, is_lacked_of_floor: bool
 ) -> tuple[TaskChange | None, str]:
     """The task's change of state (None for no change), and why it has to be stopped ("" if it does not).
 
-    ``job_end`` is the state in which its job has ended, or None. ``is_of_floor``: a running job lacks it of its minimum
-    size. The cases are, in this order:
+    ``job_end`` is the state in which its job has ended, or None. ``is_lacked_of_floor``: a running job lacks it of its
+    minimum size. The cases are, in this order:
 
     1. The resource manager has not listed it for long enough: it has ended, or was never started.
     2. The resource manager says that it has ended.
@@ -344,14 +344,18 @@ def _task_change(
     4. It leaves: it is stopped if it has not begun to run, or takes too long.
     5. It had joined, and the resource manager has been ending it for longer than ``end_seconds``, by its epilog for
        example: it drains, so that it is replaced and no other task leaves in its place.
-    6. It waits for resources: it is given up when that takes too long, and sooner if the resource manager says in two
-       listings in a row that it will not start it there. If it is of the floor and waits for a limit, only after an
-       hour, as long as the limit is listed: the next one would wait for the same limit, behind all that came meanwhile.
-       When the limit is listed no more, it has as much time as any other that waits, from then on. Without a
-       node, in the queue, it waits for as long as it takes (``queued_tasks``).
+    6. It waits for resources. It is given up after
+
+       =====================================================================  ===============================
+       in the resource manager's queue, without a node (``queued_tasks``)     never
+       of the floor, for a limit: a new one would be the last to get it       ``MAX_FLOOR_IN_LIMIT_SECONDS``
+       refused, as two listings in a row say                                  ``MAX_REFUSED_SECONDS``
+       else; from when a limit was listed last                                ``start_seconds``
+       =====================================================================  ===============================
+
     7. It runs, perhaps on another node than the one it was asked for. It is given up if its coordinator calls and has
-       heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. Of a task that is
-       suspended, or whose node is being prepared, these begin twice as long after it was granted; its note says so.
+       heard nothing of it for ``start_seconds``: neither its dl2-run nor its process has connected. If it is suspended,
+       or its node is being prepared, these seconds begin ``2 * start_seconds`` after it was granted; its note says so.
     """
     elapsed, timeouts, may_give_up = inputs.elapsed[task.tag], inputs.timeouts, inputs.may_give_up
     if listed is None:
@@ -384,7 +388,7 @@ def _task_change(
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
         waited = elapsed.in_state if elapsed.unlimited is None else elapsed.unlimited
-        if is_of_floor and listed.limit is not None:
+        if is_lacked_of_floor and listed.limit is not None:
             max_wait = max(max_wait, MAX_FLOOR_IN_LIMIT_SECONDS)
         # Two listings have to say so: slurmctld may refuse a node once, for example just after its start.
         elif refusal and listed.reason == task.note:
