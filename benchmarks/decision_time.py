@@ -130,7 +130,7 @@ def running(policy: Policy, seen: Snapshot) -> Snapshot:
         held[task.node].append(task.demand)
     nodes = tuple(structs.replace(node, used=Resources.total(held[node.name])) for node in seen.nodes)
     jobs = tuple(replace(job, state=JobState.RUNNING) for job in seen.jobs)
-    return replace(seen, nodes=nodes, jobs=jobs, tasks=tasks)
+    return structs.replace(seen, nodes=nodes, jobs=jobs, tasks=tasks)
 
 
 def seconds(policy: Policy, seen: Snapshot, repeats: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
@@ -100,7 +101,7 @@ def record(
             seen = _shifted(snapshot, begin, moved)
             if not reports:
                 shown = (replace(known[job.key], progress=known[job.key].progress_at(seen.at)) for job in seen.jobs)
-                seen = replace(seen, jobs=tuple(shown))
+                seen = structs.replace(seen, jobs=tuple(shown))
             store.record_slot(
                 Slot(
                     number=number, at=seen.at, snapshot=seen, proposed=_renamed(decision, moved, decided_by),
@@ -124,7 +125,7 @@ def _idle(snapshot: Snapshot, decision: Decision, *, until: float) -> list[tuple
     nothing = Decision(decision.policy, decision.policy_version, (), decision.measure)
     # No job of others is recorded.
     nodes = tuple(msgspec.structs.replace(node, used=NO_RESOURCES) for node in snapshot.nodes)
-    return [(replace(snapshot, at=at, nodes=nodes, jobs=(), tasks=()), nothing) for at in times]
+    return [(structs.replace(snapshot, at=at, nodes=nodes, jobs=(), tasks=()), nothing) for at in times]
 
 
 def _silent(job: Job) -> Job:
@@ -134,7 +135,7 @@ def _silent(job: Job) -> Job:
 
 
 def _shifted(snapshot: Snapshot, begin: float, moved: Callable[[JobKey], JobKey]) -> Snapshot:
-    return replace(
+    return structs.replace(
         snapshot,
         at=begin + snapshot.at,
         jobs=tuple(replace(job, key=moved(job.key)) for job in snapshot.jobs),

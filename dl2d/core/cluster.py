@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -147,8 +147,8 @@ class Claimant(NamedTuple):
         return f"job {self.handle} of {self.user}{shown}"
 
 
-class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Room that a waiting job of the resource manager gets (``Claim``). It counts as used on its nodes."""
+class NodeGrant(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Nodes, or room on them, that elastic jobs vacate for a claim (``Claim``). It counts as used on its nodes."""
 
     handle: str
     user: str
@@ -166,7 +166,7 @@ class ClaimedNodes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The claim in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``, where tasks leave
+        """The grant in words: ``room made for job 812 of bob (priority 9000) on 2 nodes: n3, n4``, where tasks leave
         for it; ``free room is kept for`` it where none does.
         """
         count, names = counted(len(self.nodes), "node"), some_of(self.nodes)
@@ -234,8 +234,7 @@ class HeldBack:
     jobs: tuple[JobKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All that a policy may look at: the cluster and the jobs at one moment.
 
     ``jobs`` are those that can be given tasks now, in submit order, then by id. ``tasks`` are all that have not ended,
@@ -257,9 +256,9 @@ class Snapshot:
     job_speeds: tuple[JobSpeeds, ...] = ()
     #: How these jobs' losses fell; empty unless the policy needs them.
     losses: tuple[MeasuredLoss, ...] = ()
-    #: Room for waiting jobs that are not dl2d's, which counts as used on its nodes: more may be used than a node has
-    #: until tasks have left it.
-    claims: tuple[ClaimedNodes, ...] = ()
+    #: Room that claims get, which counts as used on its nodes: more may be used than a node has until tasks have left
+    #: it. Stored as ``claims``.
+    grants: tuple[NodeGrant, ...] = msgspec.field(default=(), name="claims")
     #: Tags of tasks that reach their own time limit soon, and before the anchor of their job: they are replaced.
     expiring: frozenset[str] = frozenset()
     #: The nodes that jobs may use; jobs that are in none may use all. No job is in two.
@@ -296,7 +295,9 @@ class Snapshot:
 
     def begun(self) -> dict[JobKey, Allocation]:
         """The tasks of each job that have begun to run and are not to leave."""
-        return replace(self, tasks=tuple(task for task in self.tasks if task.state is not TaskState.ASKED)).held()
+        return msgspec.structs.replace(
+            self, tasks=tuple(task for task in self.tasks if task.state is not TaskState.ASKED)
+        ).held()
 
 
 def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:

@@ -36,7 +36,7 @@ class LearnedLimit(NamedTuple):
     at: float
 
 
-class Postponement(NamedTuple):
+class Requeue(NamedTuple):
     """A coordinator without tasks that was put back into the resource manager's queue, since others need its room."""
 
     #: When the requeue was requested, seconds since 1970; 0 once the requeued run is listed.
@@ -62,4 +62,4 @@ class GuardState:
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).
     stops_asked: Mapping[str, float] = field(default_factory=dict)
     #: Jobs whose coordinator was asked to go back into the queue, or waits there since.
-    postponed: Mapping[JobKey, Postponement] = field(default_factory=dict)
+    requeued: Mapping[JobKey, Requeue] = field(default_factory=dict)

@@ -127,7 +127,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     members: frozenset[str] | None = None
 
     @property
-    def given_up_with(self) -> tuple[str, bool]:
+    def set_aside_with(self) -> tuple[str, bool]:
         """The claims with which it is given up: those of its user that are tasks, or those that are none."""
         return self.user, self.is_task
 
@@ -212,7 +212,7 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
     #: Of a task that runs: what it holds, where the manager may give more than is asked for. Of an anchor that a
-    #: ``PostponingManager`` can postpone: what it holds, or asks for while it is ``postponed``.
+    #: ``RequeuingManager`` can requeue: what it holds, or asks for while it ``begins_later``.
     held: Resources = NO_RESOURCES
     #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
     #: begun to run.
@@ -241,7 +241,7 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     yields: Yields = Yields.NEVER
     #: Of a waiting anchor: whether it has a begin time in the future.
-    postponed: bool = False
+    begins_later: bool = False
 
     @property
     def shown_id(self) -> str:
@@ -385,10 +385,10 @@ class AccountingManager(Protocol):
 
 
 @runtime_checkable
-class PostponingManager(Protocol):
+class RequeuingManager(Protocol):
     """Resource manager that can put a running anchor back into its queue with an earliest start time (Slurm)."""
 
-    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
+    def requeue(self, anchor: RmIdentity, seconds: float) -> None:
         """Have an anchor start again in so many seconds at the earliest; one that runs ends, and waits in the queue.
 
         With 0 seconds an anchor that waits may start now, and one that runs goes on. None that has ended runs again. It

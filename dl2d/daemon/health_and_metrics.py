@@ -93,7 +93,7 @@ class Health:
         self._jobs = gauge("jobs", "Jobs that can be given tasks.")
         self._tasks = gauge("tasks", "Tasks that have not ended.")
         self._unknown = gauge("unknown_tasks", "Running tasks with tags of this cluster that are not in this database.")
-        self._postponed = gauge(
+        self._requeued = gauge(
             "postponed_coordinators", "Coordinators without tasks that were put back into the queue for other jobs."
         )
         self._deferred = gauge("deferred_tasks", "Tasks that were decided on and have no room yet.")
@@ -153,9 +153,9 @@ class Health:
                 "database uses the cluster, or this database was lost or replaced; the daemon's log names the users, "
                 "docs/troubleshooting.md says what to do"
             )
-        if report.postponed:
+        if report.requeued:
             problems.append(
-                f"{counted(report.postponed, 'coordinator')} without tasks had to go back into the resource manager's "
+                f"{counted(report.requeued, 'coordinator')} without tasks had to go back into the resource manager's "
                 "queue, since too many held the room that their jobs' tasks need; docs/slurm.md says how to start fewer"
             )
         if report.set_aside is not None:
@@ -187,7 +187,7 @@ class Health:
         self._tasks.set(len(report.snapshot.tasks))
         self._unknown.set(unknown)
         self._deferred.set(sum(item.count for item in report.plan.deferred))
-        self._postponed.set(report.postponed)
+        self._requeued.set(report.requeued)
         self._idle.set(waiting)
         self._idle_seconds.set(seconds)
         self._set_aside.set(report.set_aside is not None)

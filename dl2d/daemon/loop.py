@@ -536,7 +536,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             output=self._output,
             queues_tasks=self._queues_tasks,
             final_states=self._manager_access.final_states,
-            postpone=self._manager_access.postpone,
+            requeue=self._manager_access.requeue,
             answered_since=self._answered.since,
             starting=self._answered.starting,
             ending=self._answered.ending,

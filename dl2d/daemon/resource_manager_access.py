@@ -13,7 +13,7 @@ from dl2d.core.resource_manager import (
     Anchor,
     Capabilities,
     ContainerManager,
-    PostponingManager,
+    RequeuingManager,
     ResourceManager,
     RmIdentity,
     RmJob,
@@ -147,15 +147,15 @@ class ManagerAccess:
             return self.manager.final_states(handles)
 
     @property
-    def postpone(self) -> Callable[[RmIdentity, float], None] | None:
-        """See ``PostponingManager.postpone``; None where the manager cannot do that."""
+    def requeue(self) -> Callable[[RmIdentity, float], None] | None:
+        """See ``RequeuingManager.requeue``; None where the manager cannot do that."""
         manager = self.manager
-        if not isinstance(manager, PostponingManager):
+        if not isinstance(manager, RequeuingManager):
             return None
 
         def locked(anchor: RmIdentity, seconds: float) -> None:
             with self.lock:
-                manager.postpone(anchor, seconds)
+                manager.requeue(anchor, seconds)
 
         return locked
 

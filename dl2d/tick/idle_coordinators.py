@@ -28,7 +28,7 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Role
 from dl2d.core.packing.bin_packing import JobDemand, Packing, job_demand
 from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
-from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
@@ -65,29 +65,29 @@ class IdleHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class PutBack:
+class CoordinatorRequeue:
     """An idle coordinator that goes back into the queue."""
 
     job: Job
     anchor: RmJob
     #: In how many seconds it starts again at the earliest.
     seconds: float
-    postponement: Postponement
+    requeue: Requeue
 
 
 @dataclass(frozen=True, slots=True)
-class Postponements:
+class Requeues:
     """Coordinators to put back into the queue, and anchors that were put back and may start again now."""
 
-    leaving: tuple[PutBack, ...] = ()
+    leaving: tuple[CoordinatorRequeue, ...] = ()
     returning: tuple[tuple[JobKey, RmJob], ...] = ()
 
 
-def find_postponements(
+def find_requeues(
     snapshot: Snapshot, submitted: Sequence[Job], anchors: Mapping[JobKey, RmJob], history: IdleHistory, *,
-    postponed: Mapping[JobKey, Postponement], placement: Placement, unable: Collection[JobKey],
-    others_wait: bool, wait_seconds: float, now: float,
-) -> tuple[Postponements, IdleHistory]:  # fmt: skip
+    requeued: Mapping[JobKey, Requeue], placement: Placement, unable: Collection[JobKey],
+    foreign_jobs_wait: bool, wait_seconds: float, now: float,
+) -> tuple[Requeues, IdleHistory]:  # fmt: skip
     """Which idle coordinators are put back or start again, and the next history. Pure.
 
     Parameters
@@ -98,12 +98,12 @@ def find_postponements(
         Jobs whose coordinators have not called yet.
     anchors
         The anchor of each job that is listed.
-    postponed
-        Jobs whose coordinators were put back (``GuardState.postponed``).
+    requeued
+        Jobs whose coordinators were put back (``GuardState.requeued``).
     unable
         Jobs of which no task would start: their coordinators are silent, they wait after failed attempts, or they are
         held back.
-    others_wait
+    foreign_jobs_wait
         Whether jobs that are not dl2d's wait for room.
     wait_seconds
         How long a job lacks tasks of its minimum size before idle coordinators are put back for it.
@@ -120,7 +120,7 @@ def find_postponements(
         if beneficiary in since:
             since[beneficiary] = now
         beneficiary = None
-    room = _Room(snapshot, anchors, postponed, placement)
+    room = _Room(snapshot, anchors, requeued, placement)
     limits = LimitRoom(snapshot.limits)
     for job in snapshot.jobs:
         limits.take(job, held[job.key])
@@ -128,7 +128,7 @@ def find_postponements(
     idle = [
         job
         for job in ready
-        if job.key not in with_tasks and job.key not in history.refused and job.key not in postponed
+        if job.key not in with_tasks and job.key not in history.refused and job.key not in requeued
         if _may_leave(job, anchors.get(job.key))
     ]
     may_use = snapshot.may_use()
@@ -152,19 +152,19 @@ def find_postponements(
         examined.add(demand)
         if room.fits(job, lacks):
             if is_beneficiary:  # what was given up for it, or is being given up, is free or about to be
-                return Postponements(), replace(history, lacking_since=since)
+                return Requeues(), replace(history, lacking_since=since)
             continue
         later = [each for each in idle if submit_order(each.key) > submit_order(job.key)]
         rounds, became = (history.rounds, history.beneficiary_since) if is_beneficiary else (0, now)
-        leaving = room.coordinators_to_put_back(job, lacks, later[::-1], rounds)
+        leaving = room.coordinators_to_requeue(job, lacks, later[::-1], rounds)
         if leaving:
-            found = tuple(_put_back(each, anchors[each.key], job, snapshot.at, wait_seconds) for each in leaving)
-            return Postponements(found), IdleHistory(since, job.key, became, rounds + 1, refused)
+            found = tuple(_requeue_of(each, anchors[each.key], job, snapshot.at, wait_seconds) for each in leaving)
+            return Requeues(found), IdleHistory(since, job.key, became, rounds + 1, refused)
     next_history = IdleHistory(since, refused=refused, continue_at=continue_at)
-    if lacking or others_wait:
-        return Postponements(), next_history
-    returning = room.returning([job for job in submitted if job.key in postponed and job.key not in refused])
-    return Postponements(returning=returning), next_history
+    if lacking or foreign_jobs_wait:
+        return Requeues(), next_history
+    returning = room.returning([job for job in submitted if job.key in requeued and job.key not in refused])
+    return Requeues(returning=returning), next_history
 
 
 def _may_leave(job: Job, anchor: RmJob | None) -> bool:
@@ -176,9 +176,9 @@ def _may_leave(job: Job, anchor: RmJob | None) -> bool:
     return runs and bool(anchor.node) and bool(anchor.held.thousandths)
 
 
-def _put_back(job: Job, anchor: RmJob, beneficiary: Job, at: float, wait_seconds: float) -> PutBack:
+def _requeue_of(job: Job, anchor: RmJob, beneficiary: Job, at: float, wait_seconds: float) -> CoordinatorRequeue:
     seconds = 2 * wait_seconds * 2 ** min(anchor.requeues, _MAX_DOUBLINGS)
-    return PutBack(job, anchor, seconds, Postponement(at, _reason(job, beneficiary)))
+    return CoordinatorRequeue(job, anchor, seconds, Requeue(at, _reason(job, beneficiary)))
 
 
 def _reason(job: Job, beneficiary: Job) -> str:
@@ -197,7 +197,7 @@ class _Room:
         self,
         snapshot: Snapshot,
         anchors: Mapping[JobKey, RmJob],
-        postponed: Mapping[JobKey, Postponement],
+        requeued: Mapping[JobKey, Requeue],
         placement: Placement,
     ) -> None:
         self._snapshot = snapshot
@@ -213,7 +213,7 @@ class _Room:
             if not task.state.wanted or surplus:
                 self._free.setdefault(task.node, []).append(task.room)
         for key, anchor in anchors.items():
-            leaves = anchor.state is RmJobState.ENDING or key in postponed
+            leaves = anchor.state is RmJobState.ENDING or key in requeued
             if leaves and anchor.state.holds_resources and anchor.node:
                 self._free.setdefault(anchor.node, []).append(anchor.held)
         self._as_it_is: Packing | None = None
@@ -234,7 +234,7 @@ class _Room:
         self._as_it_is = self._as_it_is or self._packing()
         return self._as_it_is.fits(job, size)
 
-    def coordinators_to_put_back(self, job: Job, size: Allocation, idle: Sequence[Job], rounds: int) -> list[Job]:
+    def coordinators_to_requeue(self, job: Job, size: Allocation, idle: Sequence[Job], rounds: int) -> list[Job]:
         """Latest idle coordinators whose room is enough for ``size``; empty if all together are not enough.
 
         In round n > 0 at least min(2^n, ``_MAX_PER_ROUND``). ``idle`` has the latest first.
@@ -256,7 +256,7 @@ class _Room:
         return leaving
 
     def returning(self, jobs: Sequence[Job]) -> tuple[tuple[JobKey, RmJob], ...]:
-        """The anchors of those of the postponed jobs for which there is room with their minimum sizes, earliest first.
+        """The anchors of those of the requeued jobs for which there is room with their minimum sizes, earliest first.
 
         None as long as one that starts again is on its way: it runs and has not reported yet, or the resource manager
         has not looked at it yet. One that waits for something else, such as a hold of its user, does not count.
@@ -266,7 +266,7 @@ class _Room:
             return ()
         packing, found = self._packing(), list[tuple[JobKey, RmJob]]()
         for job, anchor in sorted(waiting, key=lambda each: submit_order(each[0].key)):
-            if not anchor.postponed or self._snapshot.at - job.key.submitted < _MIN_QUEUED_SECONDS:
+            if not anchor.begins_later or self._snapshot.at - job.key.submitted < _MIN_QUEUED_SECONDS:
                 continue
             placed, _ = packing.place_all(anchor.held, Role.COORDINATOR, 1)
             if not placed or packing.add(job, job.request.min_size) is not None:

@@ -16,7 +16,7 @@ from msgspec import structs
 from dl2d.core.cluster import ANCHOR, Snapshot, Task, TaskState, task_tag
 from dl2d.core.errors import DuplicateJob, ResourceManagerError
 from dl2d.core.jobs import Job, JobKey, JobState, Owner
-from dl2d.core.resize_guard_state import GuardState, Postponement
+from dl2d.core.resize_guard_state import GuardState, Requeue
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
 from dl2d.tick.apply import start_anchors
@@ -57,8 +57,8 @@ _CALLING_SECONDS = 600.0
 #: time to join and to train.
 _MIN_USEFUL_SECONDS = 120.0
 
-#: Why a job gets no tasks if its coordinator is put back into the resource manager's queue (``idle_coordinators``).
-LEAVES_FOR_OTHERS = Silence(
+#: Why a job gets no tasks if its coordinator is requeued in the resource manager's queue (``idle_coordinators``).
+REQUEUED_FOR_ANOTHER_JOB = Silence(
     "its coordinator is being put back into the resource manager's queue so that another job has room"
 )
 #: Why a ``starting`` job gets no other tasks.
@@ -173,7 +173,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         gone,
         timeouts=timeouts,
         start_failures=stored_guard_state.start_failures,
-        postponed=stored_guard_state.postponed,
+        requeued=stored_guard_state.requeued,
         elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
         strays_asked_for=strays_asked_for,
         tasks_as_owner=context.tasks_as_owner,
@@ -211,7 +211,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         job.key: silence
         for job in elastic.jobs
         if (silence := _silence_of(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at))
-        or (job.key in guard_state.postponed and (silence := LEAVES_FOR_OTHERS))
+        or (job.key in guard_state.requeued and (silence := REQUEUED_FOR_ANOTHER_JOB))
     }
     from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
     return Reconciled(
@@ -358,17 +358,17 @@ def _next_guard_state(
     _, tasks = with_given(before.jobs, before.tasks, listing) if withdrawn else ((), ())
     found = remember_growth_limits(found, elastic.jobs, tasks, withdrawn, at)
     start_failures = {key: count for key, count in failures.items() if key in present}
-    postponed = guard_state.postponed and _postponed(guard_state, elastic.jobs, at)
-    return replace(found, start_failures=start_failures, postponed=postponed)
+    requeued = guard_state.requeued and _still_requeued(guard_state, elastic.jobs, at)
+    return replace(found, start_failures=start_failures, requeued=requeued)
 
 
-def _postponed(guard_state: GuardState, jobs: Iterable[Job], at: float) -> dict[JobKey, Postponement]:
-    """Next ``GuardState.postponed``.
+def _still_requeued(guard_state: GuardState, jobs: Iterable[Job], at: float) -> dict[JobKey, Requeue]:
+    """Next ``GuardState.requeued``.
 
     The new run of a requeued job takes over the entry and keeps it until its coordinator reports; an entry whose
     requeue is not listed within ``_LEAVING_SECONDS`` is dropped.
     """
-    by_id = {(key.cluster, key.id): (key, found) for key, found in sorted(guard_state.postponed.items())}
+    by_id = {(key.cluster, key.id): (key, found) for key, found in sorted(guard_state.requeued.items())}
     found = {}
     for job in jobs:
         key, entry = by_id.get((job.key.cluster, job.key.id), (None, None))

@@ -52,7 +52,7 @@ class Report:
     #: Handles of claims for which no task leaves a node for a while (``vacate_for_waiting_jobs``).
     resting_claims: tuple[str, ...] = ()
     #: Number of coordinators without tasks that leave for other jobs, or wait since they did (``idle_coordinators``).
-    postponed: int = 0
+    requeued: int = 0
 
     @property
     def decision(self) -> Decision:

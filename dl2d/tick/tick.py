@@ -1,4 +1,4 @@
-"""The tick: observe, reconcile, postpone, claim, decide, guard, place, apply, record.
+"""The tick: observe, reconcile, requeue, vacate, decide, guard, place, apply, record.
 
 Daemon and simulator run this function.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+
+from msgspec import structs
 
 from dl2d.core.cluster import Snapshot, submit_order
 from dl2d.core.daemon_mode_and_canary import Mode
@@ -28,14 +30,14 @@ from dl2d.tick.observation.observe import observe, with_evidence
 from dl2d.tick.place.place import place
 from dl2d.tick.policy_check.policy_failures import set_aside_after_wait
 from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait, startable_waiting_jobs
-from dl2d.tick.postpone_coordinators import postpone_coordinators
 from dl2d.tick.reconcile import Reconciled, reconcile
 from dl2d.tick.reconciliation.queued_tasks import QueueHistory, queue_tasks
 from dl2d.tick.record import Report, record
+from dl2d.tick.requeue_coordinators import requeue_coordinators
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState
 from dl2d.tick.vacating.make_room_in_limits import make_room_in_limits
-from dl2d.tick.vacating.vacate_for_waiting_jobs import claim_nodes
+from dl2d.tick.vacating.vacate_for_waiting_jobs import vacate_nodes
 
 
 def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
@@ -59,7 +61,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     set_aside, policy_failures = context.withdrawn or set_aside_before, state.policy_failures
     plan, outcome, needless_wait, queue_history = Plan(), Outcome(), NeedlessWait(), state.queue_history
 
-    # Observe, reconcile, and postpone idle coordinators
+    # Observe, reconcile, and requeue idle coordinators
     observed = observe(context.store, context.manager, state.ended_until, acts=mode.acts)
     if mode.acts:
         context.store.check_lease()
@@ -69,9 +71,9 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     if mode.acts:
         # Jobs that the last decision held back: the next one, further down, needs the snapshot that this step changes.
         held_back_before = frozenset() if state.slot_decision is None else jobs_held_back(state.slot_decision.in_force)
-        reconciled, idle_history = postpone_coordinators(context, reconciled, idle_history, held_back_before, begin)
+        reconciled, idle_history = requeue_coordinators(context, reconciled, idle_history, held_back_before, begin)
     incomplete, silent = observed.listing.incomplete, reconciled.silent
-    snapshot = replace(reconciled.snapshot, silent=tuple(sorted(silent, key=submit_order)))
+    snapshot = structs.replace(reconciled.snapshot, silent=tuple(sorted(silent, key=submit_order)))
 
     # Vacate nodes, and make room in limits, for jobs of others. Limits first: no nodes are vacated for a job whose
     # claim in a limit was given up (``excluded_handles``). Limits are compared with the listing as it came, for
@@ -83,18 +85,18 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     )  # fmt: skip
     limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
     without_replacement = groups_without_replacement(snapshot, reconciled.backing_off, limits_with_claims)
-    snapshot, claim_history = claim_nodes(
+    snapshot, claim_history = vacate_nodes(
         snapshot, reconciled.listing, state.claim_history,
         now=begin, lead_seconds=context.timeouts.drain_seconds,
         allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off,
-        without_replacement=without_replacement, excluded_handles=limit_history.given_up_handles,
+        without_replacement=without_replacement, excluded_handles=limit_history.set_aside_handles,
         growth_limits=(
             *observed.listing.growth_limits, *reconciled.growth_limits,
             *left_by_site_limits(snapshot, context.guard_rules),
         ),
     )  # fmt: skip
-    snapshot = replace(
+    snapshot = structs.replace(
         snapshot, limits=limits_for_policies(
             snapshot, context.guard_rules, limits_with_claims, silent=silent.keys() - reconciled.starting
         ),
@@ -105,7 +107,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     slot_decision = decision_in_force(state, situation, snapshot.at, context.slot_seconds)
     if (
         reconciled.task_failed
-        or claim_history.is_undecided(snapshot.claims)
+        or claim_history.is_undecided(snapshot.grants)
         or (not incomplete and limit_history.is_undecided())
         # Only where a job of others waits: otherwise the room is still there at the next decision.
         or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement))
@@ -116,7 +118,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         observation = observed_decision(snapshot, observed.listing, context.scheduler)
         slot_decision = SlotDecision(proposed=observation, in_force=observation)
     elif slot_decision is None:
-        snapshot = replace(
+        snapshot = structs.replace(
             with_evidence(snapshot, deciders.needs, context.store), held_back=held_back(
                 snapshot, deciders.placement, after_seconds=context.guard_rules.hold_back_after,
                 unable=reconciled.unable,
@@ -164,7 +166,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
         stray_remarks=reconciled.stray_remarks, unknown_tasks=reconciled.unknown_tasks,
-        resting_claims=claim_history.resting, postponed=len(reconciled.guard_state.postponed),
+        resting_claims=claim_history.resting, requeued=len(reconciled.guard_state.requeued),
     )  # fmt: skip
     state = replace(
         state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history,

@@ -135,8 +135,8 @@ class Context:
     allow_changes: Callable[[], None] = lambda: None
     #: The last known states of the jobs with these handles (``AccountingManager.final_states``).
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
-    #: See ``PostponingManager.postpone``; None where anchors hold no room, or cannot be put back into the queue.
-    postpone: Callable[[RmIdentity, float], None] | None = None
+    #: See ``RequeuingManager.requeue``; None where anchors hold no room, or cannot be put back into the queue.
+    requeue: Callable[[RmIdentity, float], None] | None = None
     #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
     #: None if that is not known.
     answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005

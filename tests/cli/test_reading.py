@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from daemon_process import BIN
+from msgspec import structs
 from tick.world import IgnoresLimits, World
 
 from dl2d.cli.jobs.usage_report import use_of
@@ -352,7 +353,7 @@ def test_why_says_which_nodes_a_job_may_use(dl2d: Dl2d, recorded: Recorded):
     slot = store.slot(store.last_slot_number())
     assert slot is not None
     small = NodeSet((recorded.first,), frozenset({"n1"}), "partition small")
-    snapshot = replace(slot.snapshot, node_sets=(small,))
+    snapshot = structs.replace(slot.snapshot, node_sets=(small,))
     store.record_slot(replace(slot, number=slot.number + 1, snapshot=snapshot))
     text = dl2d("why", "first", "-c", recorded.config).out
     assert f"  may use      1 of {len(slot.snapshot.nodes)} nodes (partition small)\n" in text

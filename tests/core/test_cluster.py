@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState, in_submit_order, parse_tag, task_tag
+from dl2d.core.cluster import (
+    Node,
+    NodeGrant,
+    NodeState,
+    Snapshot,
+    Task,
+    TaskState,
+    in_submit_order,
+    parse_tag,
+    task_tag,
+)
 from dl2d.core.jobs import Allocation, Job, JobKey, Role
+from dl2d.core.json_codec import decode, encode
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.testing import make_job
 
@@ -122,3 +133,10 @@ def test_submit_order_is_total(keys: list[JobKey]) -> None:
     assert sorted(item.key for item in ordered) == sorted(keys)
     for before, after in itertools.pairwise(ordered):
         assert before.key.submitted <= after.key.submitted
+
+
+def test_grants_are_stored_under_their_former_name() -> None:
+    grant = NodeGrant(handle="812", user="bob", priority=9000, nodes=("n",), room=(NO_RESOURCES,))
+    made = snapshot([], [], grants=(grant,))
+    assert b'"claims":[{' in encode(made)
+    assert decode(encode(made), Snapshot) == made

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from dl2d.core.cluster import Snapshot
@@ -46,4 +45,4 @@ class Truth:
 def measured(snapshot: Snapshot, model: SpeedModel, sizes) -> Snapshot:
     """The snapshot after the kind of its first job was measured at some sizes."""
     points = [SpeedPoint(Allocation(w, p), model.samples_per_second(w, p), 1) for w, p in sorted(set(sizes))]
-    return replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(snapshot.jobs[0].request), tuple(points)),))
+    return structs.replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(snapshot.jobs[0].request), tuple(points)),))

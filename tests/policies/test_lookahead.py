@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, ask, cluster, given
 from policies.speeds import Told, Truth
 
@@ -173,7 +173,7 @@ def test_a_resize_has_to_pay_within_a_slot() -> None:
     job = a_job(1, model="m", **CPU | {"max_ps": 1})
     snapshot = a_snapshot([job], cluster(1, cpu=20), {0: Allocation(2, 1)})
     points = [SpeedPoint(Allocation(w, 1), speed, 16, 3) for w, speed in ((1, 1.0), (2, 2.0), (3, 2.4))]
-    snapshot = replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), tuple(points)),))
+    snapshot = structs.replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), tuple(points)),))
     settings = {"optimism": 0.0, "slot_seconds": 300.0}
     assert given(Lookahead(resize_seconds=30, **settings), snapshot) == [(3, 1)]
     stays = Lookahead(resize_seconds=100, **settings)
@@ -185,7 +185,7 @@ def test_pessimism_keeps_to_what_was_measured() -> None:
     job = a_job(1, model="m", **CPU | {"max_workers": 16, "max_ps": 16})
     snapshot = a_snapshot([job], cluster(1, cpu=200))
     points = tuple(SpeedPoint(Allocation(n, n), 2.0 + n / 100, 16, 3) for n in (1, 4))
-    snapshot = replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), points),))
+    snapshot = structs.replace(snapshot, speeds=(MeasuredSpeeds(TrainingKind.of(job.request), points),))
     assert given(Lookahead(optimism=-3), snapshot) == [(4, 4)]
     [hopes] = given(Lookahead(optimism=3), snapshot)
     assert hopes not in {(1, 1), (4, 4)}

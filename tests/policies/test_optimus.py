@@ -7,6 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 from policies.snapshots import a_job, a_snapshot, ask, cluster, given, snapshots
 from policies.speeds import Told, Truth, measured
@@ -222,7 +223,9 @@ def test_a_measured_size_has_the_speed_that_it_had() -> None:
     fitted = measured(a_snapshot([replace(A, request=replace(A.request, max_ps=1))], LARGE), SYNC, sizes)
     assert given(Optimus(), fitted) == [(2, 1)]
     (speeds,) = fitted.speeds
-    slow = replace(fitted, speeds=(replace(speeds, points=(*speeds.points, SpeedPoint(Allocation(2, 1), 0.01, 3))),))
+    slow = structs.replace(
+        fitted, speeds=(replace(speeds, points=(*speeds.points, SpeedPoint(Allocation(2, 1), 0.01, 3))),)
+    )
     assert given(Optimus(), slow) == [(1, 1)]
 
 
@@ -232,7 +235,7 @@ def test_a_job_ends_when_its_loss_settles() -> None:
     long = replace(A, request=replace(A.request, epochs=100), progress=replace(A.progress, epoch=2.0))
     snapshot = a_snapshot([long, replace(B, request=replace(B.request, samples_per_epoch=90))], TEN)
     losses = MeasuredLoss(A.key, tuple(LossPoint(k / 4, 1 / (k / 4 + 1)) for k in range(9)))
-    fitted = ask(policy, replace(snapshot, losses=(losses,)))
+    fitted = ask(policy, structs.replace(snapshot, losses=(losses,)))
     assert fitted.policy == "optimus-true-loss"
     assert policy.needs == {Evidence.LOSSES}
     assert Optimus(convergence=0.1).needs == {Evidence.LOSSES, Evidence.SPEEDS}
@@ -242,7 +245,7 @@ def test_a_job_ends_when_its_loss_settles() -> None:
     assert [key.id for key, _ in declared.actions[2:]] == ["1", "1", "2"]
     assert "because its losses fit no falling curve yet" in declared.jobs[0].reason.text
     past = replace(long, progress=replace(A.progress, epoch=5.0))
-    settled = ask(policy, replace(snapshot, jobs=(past, snapshot.jobs[1]), losses=(losses,)))
+    settled = ask(policy, structs.replace(snapshot, jobs=(past, snapshot.jobs[1]), losses=(losses,)))
     assert "although its loss was predicted to settle at epoch 3" in settled.jobs[0].reason.text
     assert [key.id for key, _ in settled.actions[2:]] == ["1", "1", "2"]
 
@@ -274,7 +277,7 @@ def _shown(snapshot: Snapshot, seed: int) -> tuple[Snapshot, Told]:
         )
         for kind in kinds
     )
-    return replace(snapshot, jobs=tuple(jobs), speeds=speeds), Told(**tables)
+    return structs.replace(snapshot, jobs=tuple(jobs), speeds=speeds), Told(**tables)
 
 
 POLICIES = [
@@ -315,7 +318,7 @@ def test_running_jobs_never_fall_below_their_floors(make, held, seed) -> None:
     shown, told = _shown(snapshot, seed)
     # Which of the running jobs are all-reduce was chosen after their tasks were; those have no floor of PSs.
     floors = tuple((key, Allocation(1, 0 if int(key.id) % 3 == 2 else 1)) for key, _ in shown.floors)
-    shown = replace(shown, floors=floors)
+    shown = structs.replace(shown, floors=floors)
     decision = ask(make(told), shown)
     check_decision(decision, shown)
     assert all(decision.allocations()[key].workers >= 1 for key, _ in floors)

@@ -151,7 +151,7 @@ def test_a_long_job_that_runs_gives_its_room_to_a_short_one_down_to_its_floor() 
 
 def test_a_floor_stands_even_without_room() -> None:
     job = a_job(1, min_workers=2)
-    snapshot = replace(a_snapshot([job], cluster(1, cpu=8, gpu=1)), floors=((job.key, Allocation(2, 1)),))
+    snapshot = structs.replace(a_snapshot([job], cluster(1, cpu=8, gpu=1)), floors=((job.key, Allocation(2, 1)),))
     decision = ask(Tetris(), snapshot)
     assert [entry.allocation for entry in decision.jobs] == [(2, 1)]
     check_decision(decision, snapshot)
@@ -247,12 +247,12 @@ def test_whatever_runs_already(snapshot, data) -> None:
         structs.replace(node, used=Resources.total(by_node[node.name]), state=data.draw(states))
         for node in snapshot.nodes
     )
-    seen = replace(snapshot, nodes=nodes, tasks=tuple(tasks))
+    seen = structs.replace(snapshot, nodes=nodes, tasks=tuple(tasks))
     holds_to_its_room(ask(Tetris(), seen), seen)
     leaving = tuple(
         structs.replace(task, state=data.draw(st.sampled_from([TaskState.DRAINING, task.state]))) for task in tasks
     )
-    check_decision(ask(Tetris(), replace(seen, tasks=leaving)), seen)
+    check_decision(ask(Tetris(), structs.replace(seen, tasks=leaving)), seen)
 
 
 def a_task(job: Any, role: Role, number: int, node: str) -> Any:

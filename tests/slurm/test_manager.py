@@ -787,11 +787,11 @@ def scontrol_calls(slurm: FakeSlurm) -> list[list[str]]:
         ("RUNNING", 0.0, []),
     ],
 )
-def test_an_anchor_is_postponed(
+def test_an_anchor_is_requeued(
     slurm: FakeSlurm, manager_on: Managers, state: str, seconds: float, calls: list[list[str]]
 ) -> None:
     slurm.answer("squeue", rows=[job_row(12, State=state)])
-    manager_on().postpone(identity(12), seconds)
+    manager_on().requeue(identity(12), seconds)
     assert scontrol_calls(slurm) == calls
 
 
@@ -802,7 +802,7 @@ def test_an_anchor_that_has_ended_does_not_run_again(
 ) -> None:
     slurm.answer("squeue", rows=[job_row(12, State=state)])
     with pytest.raises(NotFound, match="it has ended"):
-        manager_on().postpone(identity(12), seconds)
+        manager_on().requeue(identity(12), seconds)
     assert scontrol_calls(slurm) == []
 
 

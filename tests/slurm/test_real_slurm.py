@@ -1081,7 +1081,7 @@ def test_a_suspended_task_says_so(real: Real, manager: SlurmManager) -> None:
         assert (found.not_executing, found.reason) == (command == "suspend", reason)
 
 
-def test_a_postponed_anchor_waits_for_its_time_and_starts_by_itself(real: Real, manager: SlurmManager) -> None:
+def test_a_requeued_anchor_waits_for_its_time_and_starts_by_itself(real: Real, manager: SlurmManager) -> None:
     array = real.cluster.submit_as(real.alice, ANCHOR, "--array=1-2", "--cpus-per-task=1", "--mem=100")
 
     def anchor(number: int) -> RmJob:
@@ -1094,20 +1094,20 @@ def test_a_postponed_anchor_waits_for_its_time_and_starts_by_itself(real: Real, 
     real.cluster.wait_until(lambda: running(1) and running(2), "both run")
     before = anchor(1)
     assert before.held == Resources.of(cpu=1, memory=100)
-    manager.postpone(before.identity, 3600)
+    manager.requeue(before.identity, 3600)
     real.cluster.wait_until(lambda: anchor(1).state is RmJobState.PENDING, "it waits")
     waits = anchor(1)
-    assert (waits.handle, waits.postponed, waits.reason, waits.requeues) == (before.handle, True, "BeginTime", 1)
+    assert (waits.handle, waits.begins_later, waits.reason, waits.requeues) == (before.handle, True, "BeginTime", 1)
     assert waits.submitted > before.submitted
     assert waits.held == before.held
     assert running(2)
     # By an identity that is none any more nothing happens.
     with pytest.raises(NotFound):
-        manager.postpone(before.identity, 7200)
-    manager.postpone(waits.identity, 0)
+        manager.requeue(before.identity, 7200)
+    manager.requeue(waits.identity, 0)
     real.cluster.wait_until(lambda: running(1), "it runs again", timeout=200)
     # One that has started meanwhile goes on.
-    manager.postpone(waits.identity, 0)
+    manager.requeue(waits.identity, 0)
     assert anchor(1).requeues == 1
     real.cluster.run("scancel", array)
 
@@ -1118,17 +1118,17 @@ def test_an_anchor_that_has_ended_is_not_requeued(real: Real, manager: SlurmMana
     real.cluster.run("scancel", handle)
     wait_for(real, manager, handle, RmJobState.CANCELLED)
     with pytest.raises(NotFound):
-        manager.postpone(job.identity, 600)
+        manager.requeue(job.identity, 600)
     # Also one that ends between the two commands.
     real.cluster.run("scontrol", "requeue", "Incomplete", handle)
     assert listed(manager, handle).state is RmJobState.CANCELLED
 
 
-def test_an_anchor_that_may_not_be_requeued_is_not_postponed(real: Real, manager: SlurmManager) -> None:
+def test_an_anchor_that_slurm_does_not_requeue_gets_no_begin_time(real: Real, manager: SlurmManager) -> None:
     handle = real.cluster.submit_as(real.alice, ANCHOR, "--no-requeue", "--cpus-per-task=1", "--mem=100")
     job = wait_for(real, manager, handle, RmJobState.RUNNING)
     with pytest.raises(ResourceManagerError) as raised:
-        manager.postpone(job.identity, 600)
+        manager.requeue(job.identity, 600)
     assert not isinstance(raised.value, Unavailable)
     assert listed(manager, handle).state is RmJobState.RUNNING
     real.cluster.run("scancel", handle)

@@ -128,7 +128,7 @@ def test_what_a_task_holds_beyond_its_demand_is_given_up_as_well(
     site.nodes(node_row("n1", **used), node_row("n2", **used), node_row("n4", **full))
     site.wait(812, **shared)
     report = site.tick()
-    assert [(claim.handle, len(claim.leaving)) for claim in report.snapshot.claims] == [("812", 4)]
+    assert [(claim.handle, len(claim.leaving)) for claim in report.snapshot.grants] == [("812", 4)]
     assert len(report.plan.stops) == 4
 
 
@@ -263,7 +263,7 @@ def test_a_job_that_waits_for_a_type_of_gpu_gets_nodes_with_it(site: Site, accou
         node_row("n4", CPUsState="8/0/0/8", Gres=""),
     )
     site.wait(812, **{"tres-per-node": "gres/gpu:v100:2", "tres-alloc": f"cpu=1,mem=10M,node=1{accounted.format(2)}"})
-    (claim,) = site.tick().snapshot.claims
+    (claim,) = site.tick().snapshot.grants
     assert (claim.nodes, len(claim.leaving)) == (("n2",), 2)
 
 
@@ -464,7 +464,7 @@ def test_tasks_with_whole_nodes_leave_them_for_a_waiting_job(site: Site, shared:
     site.nodes(*(node_row(node, **FULL) for _, node in places))
     site.wait(812, **{"tres-alloc": "cpu=1,mem=100M,node=1"}, **shared)
     report = site.tick()
-    ((claim, leaving),) = [(claim, claim.leaving) for claim in report.snapshot.claims]
+    ((claim, leaving),) = [(claim, claim.leaving) for claim in report.snapshot.grants]
     assert (claim.handle, len(claim.nodes), len(leaving)) == ("812", 1, 1)
     assert len(report.plan.stops) == 1
     assert report.decision.allocations()[key] == Allocation(2, 1)
@@ -516,7 +516,7 @@ def test_nodes_that_a_waiting_job_excludes_are_no_room_for_it_and_are_asked_for_
     idle, half = {"CPUsState": "0/8/0/8"}, {"CPUsState": "4/4/0/8", "AllocMem": "400"}
     half_full.nodes(node_row("n1", **half), node_row("n2", **half), node_row("n3", **idle))
     half_full.wait(812, **WHOLE, excluded="n3")
-    (claim,) = half_full.tick().snapshot.claims
+    (claim,) = half_full.tick().snapshot.grants
     assert set(claim.nodes) < {"n1", "n2"}
     half_full.slurm.forget()
     half_full.tick()
@@ -582,6 +582,6 @@ def test_tasks_leave_a_reservation_of_others_until_its_end(site: Site, begins: i
     site.nodes(node_row("n1", **half), node_row("n2", **half), node_row("n4", CPUsState="8/0/0/8"))
     reservation(site, begins, begins + 500, "n2", 8)
     report = site.tick()
-    assert sum(len(claim.leaving) for claim in report.snapshot.claims) == leave
+    assert sum(len(claim.leaving) for claim in report.snapshot.grants) == leave
     on_n2 = {task.id for task in report.snapshot.tasks if task.node == "n2"} if leave else set()
     assert {stop.task for stop in report.plan.stops} | {move.task for move in report.plan.moves} == on_n2

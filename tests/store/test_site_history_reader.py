@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from msgspec import structs
 from store.samples import PS, WORKER, a_job, a_slot, starts
 
 from dl2d.core.cluster import Node, TaskState
@@ -43,7 +44,9 @@ def test_the_cluster_is_seen_once_an_hour_without_our_own_tasks(store: SqlStore)
     node = Node("n1", Resources.of(cpu=16, gpu=4, memory=90_000), WORKER * 2 + PS + Resources.of(cpu=3))
     for number, at in enumerate((BEGIN - 10, BEGIN + 10, BEGIN + 900, BEGIN + 3600, END - 1, END + 1), start=1):
         slot = a_slot(number, (job,), tasks)
-        store.record_slot(replace(slot, at=at, snapshot=replace(slot.snapshot, at=at, nodes=(node,), tasks=tasks)))
+        store.record_slot(
+            replace(slot, at=at, snapshot=structs.replace(slot.snapshot, at=at, nodes=(node,), tasks=tasks))
+        )
     cluster_states = store.history(BEGIN, END).cluster_states
     hours = [int(state.at // 3600) for state in cluster_states]
     assert hours == sorted(set(hours))
@@ -77,7 +80,7 @@ def test_from_when_on_nothing_was_deleted_and_the_sizes_that_jobs_had_then(store
     def recorded(number: int, *jobs: Job, had: Allocation, given: Allocation) -> None:
         slot, at = a_slot(number, jobs), BEGIN + 1000 * number
         entries = tuple(replace(each, previous=had, allocation=given) for each in slot.decision.jobs)
-        snapshot = replace(slot.snapshot, at=at)
+        snapshot = structs.replace(slot.snapshot, at=at)
         decision = replace(slot.decision, jobs=entries)
         store.record_slot(replace(slot, at=at, snapshot=snapshot, decision=decision, proposed=decision))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 from throughput.test_gaussian_process import SMOOTH, SPREAD, a_request, fitted, of_model, told
 
@@ -37,7 +38,7 @@ def labels(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known: Any
 
 def with_speeds(jobs: list[Job], shown: dict[int, tuple[SpeedPoint, ...]], known: Any = KNOWN) -> Snapshot:
     told_of = tuple(JobSpeeds(jobs[number].key, points) for number, points in shown.items())
-    return replace(a_snapshot(jobs, cluster(40, cpu=8, gpu=8)), speeds=tuple(known), job_speeds=told_of)
+    return structs.replace(a_snapshot(jobs, cluster(40, cpu=8, gpu=8)), speeds=tuple(known), job_speeds=told_of)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.15])

@@ -670,7 +670,7 @@ class Site:
         requests = {job.key: job.request for job in report.snapshot.jobs}
         decided = {entry.job: entry.allocation for entry in last.in_force.jobs} if last is not None else {}
         floors, now = dict(report.snapshot.floors), self.world.elapsed
-        if report.snapshot.claims:
+        if report.snapshot.grants:
             return
         for entry in report.decision.jobs:
             elapsed = now - resized.get(entry.job, float("-inf"))

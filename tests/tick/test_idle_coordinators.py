@@ -13,13 +13,13 @@ from tick.world import World
 from dl2d.core.cluster import NodeSet, Snapshot, Task, TaskState
 from dl2d.core.errors import Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import Job, JobKey, JobState, Progress, Role
-from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.testing import make_job, make_nodes
-from dl2d.tick.idle_coordinators import MAX_BENEFICIARY_SECONDS, IdleHistory, Postponements, find_postponements
+from dl2d.tick.idle_coordinators import MAX_BENEFICIARY_SECONDS, IdleHistory, Requeues, find_requeues
 from dl2d.tick.record import Report
 from dl2d.tick.tick_context import Context
 
@@ -35,7 +35,7 @@ class Crowd(World):
     #: Minimum number of workers of the first job.
     first_needs: int = 1
     starts: dict[str, float] = field(default_factory=dict)
-    postpones: bool = True
+    requeues: bool = True
     refuses: ResourceManagerError | None = None
 
     def __post_init__(self) -> None:
@@ -45,10 +45,10 @@ class Crowd(World):
         self.asked: list[tuple[str, float]] = []
 
     def context(self) -> Context:
-        postpone = self.postpone if self.postpones else None
-        return replace(super().context(), starts_anchors=False, postpone=postpone)
+        requeue = self.requeue if self.requeues else None
+        return replace(super().context(), starts_anchors=False, requeue=requeue)
 
-    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
+    def requeue(self, anchor: RmIdentity, seconds: float) -> None:
         self.asked.append((anchor.handle, seconds))
         if self.refuses is not None:
             raise self.refuses
@@ -56,7 +56,7 @@ class Crowd(World):
         if job.state is RmJobState.RUNNING:
             job = structs.replace(job, node="", submitted=int(self.now), requeues=job.requeues + 1)
         self.starts[job.handle] = self.now + seconds
-        self.put(structs.replace(job, state=RmJobState.PENDING, reason="BeginTime", postponed=True))
+        self.put(structs.replace(job, state=RmJobState.PENDING, reason="BeginTime", begins_later=True))
 
     def put(self, job: RmJob) -> None:
         self.manager.put(job, ((job.node, CPU),) if job.node else ())
@@ -72,7 +72,7 @@ class Crowd(World):
         for job in self.anchors(RmJobState.PENDING):
             free = [node.name for node in self.manager.nodes if node.used.get("cpu") < node.capacity.get("cpu")]
             if free and self.starts.get(job.handle, 0.0) <= self.now:
-                self.put(structs.replace(job, state=RmJobState.RUNNING, node=free[0], reason="", postponed=False))
+                self.put(structs.replace(job, state=RmJobState.RUNNING, node=free[0], reason="", begins_later=False))
                 key = JobKey("test", job.handle, job.submitted)
                 if self.store.job(key) is None:
                     workers = self.first_needs if job.handle == "1" else 1
@@ -130,7 +130,7 @@ def test_all_jobs_of_a_crowd_whose_coordinators_fill_the_cluster_end(crowd: Crow
 
 
 def test_without_that_none_of_them_begins(crowd: Crowd) -> None:
-    crowd.postpones = False
+    crowd.requeues = False
     crowd.arrive(12)
     for _ in range(300):
         crowd.go_on()
@@ -172,7 +172,7 @@ def test_a_job_that_was_put_back_says_why_and_health_counts_it(crowd: Crowd) -> 
         if all(job.state is not JobState.SUBMITTED for job in crowd.store.jobs(live=True)):
             break
     crowd.go_on()
-    assert not crowd.store.guard_state().postponed
+    assert not crowd.store.guard_state().requeued
 
 
 def test_what_is_refused_is_not_asked_again_and_another_one_leaves(crowd: Crowd) -> None:
@@ -182,7 +182,7 @@ def test_what_is_refused_is_not_asked_again_and_another_one_leaves(crowd: Crowd)
         crowd.go_on()
     assert sorted(handle for handle, _ in crowd.asked) == [str(number) for number in range(2, 9)]
     assert {job.state for job in crowd.store.jobs(live=True)} == {JobState.READY}
-    assert not crowd.store.guard_state().postponed
+    assert not crowd.store.guard_state().requeued
 
 
 def test_a_resource_manager_that_does_not_answer_is_asked_again(crowd: Crowd) -> None:
@@ -191,7 +191,7 @@ def test_a_resource_manager_that_does_not_answer_is_asked_again(crowd: Crowd) ->
     while not crowd.asked:
         crowd.go_on()
     assert crowd.asked == [("8", 2 * WAIT)]
-    assert [key.id for key in crowd.store.guard_state().postponed] == ["8"]
+    assert [key.id for key in crowd.store.guard_state().requeued] == ["8"]
     crowd.refuses = None
     crowd.go_on()
     assert [handle for handle, _ in crowd.asked] == ["8", "7"]
@@ -259,15 +259,16 @@ def snapshot_of(
 def found(
     snapshot: Snapshot, anchors: dict[JobKey, RmJob], history: IdleHistory | None = None, now: float = WAIT,
     submitted: tuple[Job, ...] = (), **more: object,
-) -> tuple[Postponements, IdleHistory]:  # fmt: skip
+) -> tuple[Requeues, IdleHistory]:  # fmt: skip
     since = IdleHistory({job.key: 0.0 for job in snapshot.jobs})
     given = {
-        "postponed": {}, "placement": LoadBalance(), "unable": (), "others_wait": False, "wait_seconds": WAIT, **more
+        "requeued": {}, "placement": LoadBalance(), "unable": (), "foreign_jobs_wait": False,
+        "wait_seconds": WAIT, **more,
     }  # fmt: skip
-    return find_postponements(snapshot, submitted, anchors, history or since, now=now, **given)  # type: ignore[arg-type]
+    return find_requeues(snapshot, submitted, anchors, history or since, now=now, **given)  # type: ignore[arg-type]
 
 
-def leaving(answer: tuple[Postponements, IdleHistory]) -> list[str]:
+def leaving(answer: tuple[Requeues, IdleHistory]) -> list[str]:
     return [each.job.key.id for each in answer[0].leaving]
 
 
@@ -290,7 +291,7 @@ def test_the_latest_leave_after_the_time_and_no_more_than_needed() -> None:
 def test_a_job_of_another_user_is_not_named() -> None:
     jobs, anchors = jobs_with_anchors(FULL)
     jobs[0] = replace(jobs[0], owner=replace(jobs[0].owner, user="bob"))
-    reasons = {each.postponement.reason for each in found(snapshot_of(jobs, anchors), anchors)[0].leaving}
+    reasons = {each.requeue.reason for each in found(snapshot_of(jobs, anchors), anchors)[0].leaving}
     assert {reason.partition(" needed")[0] for reason in reasons} == {
         "coordinators without tasks held the room that another user's job"
     }
@@ -299,9 +300,9 @@ def test_a_job_of_another_user_is_not_named() -> None:
 def test_nobody_leaves_for_a_job_while_others_leave_and_twice_as_many_if_the_room_is_lost() -> None:
     jobs, anchors = jobs_with_anchors(FULL)
     _, history = found(snapshot_of(jobs, anchors), anchors)
-    entry = Postponement(2000.0, "because")
+    entry = Requeue(2000.0, "because")
     away = {jobs[-1].key: entry, jobs[-2].key: entry}
-    answer = found(snapshot_of(jobs, anchors), anchors, history, WAIT + 10, postponed=away)
+    answer = found(snapshot_of(jobs, anchors), anchors, history, WAIT + 10, requeued=away)
     assert (leaving(answer), answer[1].beneficiary) == ([], jobs[0].key)
     # Others have taken it.
     assert leaving(found(snapshot_of(jobs, anchors), anchors, replace(history, rounds=2), WAIT + 20)) == [
@@ -361,33 +362,35 @@ def test_those_that_were_put_back_come_when_no_job_lacks_tasks_and_there_is_room
     waiting = tuple(replace(job, state=JobState.SUBMITTED) for job in jobs[1:])
     for job in waiting:
         anchors[job.key] = structs.replace(
-            anchors[job.key], state=RmJobState.PENDING, node="", reason="BeginTime", postponed=True
+            anchors[job.key], state=RmJobState.PENDING, node="", reason="BeginTime", begins_later=True
         )
     running = replace(jobs[0], state=JobState.RUNNING)
-    away = {job.key: Postponement(0.0, "because") for job in waiting}
+    away = {job.key: Requeue(0.0, "because") for job in waiting}
     snapshot = snapshot_of([running], anchors)
 
     def returning(**more: object) -> list[str]:
-        given = {"submitted": waiting, "postponed": away, **more}
+        given = {"submitted": waiting, "requeued": away, **more}
         return [key.id for key, _ in found(snapshot, anchors, **given)[0].returning]  # type: ignore[arg-type]
 
     # Seven CPUs are free, and each takes three.
     assert returning() == ["2", "3"]
-    assert returning(others_wait=True) == []
-    assert returning(postponed={}) == []
+    assert returning(foreign_jobs_wait=True) == []
+    assert returning(requeued={}) == []
     # One is on its way: Slurm has not looked at it yet, or it has started and has not reported.
     for change in ({"reason": ""}, {"state": RmJobState.RUNNING, "reason": "", "node": "n2"}):
         waits = anchors[jobs[4].key]
-        anchors[jobs[4].key] = structs.replace(waits, postponed=False, **change)
+        anchors[jobs[4].key] = structs.replace(waits, begins_later=False, **change)
         assert returning() == []
         anchors[jobs[4].key] = waits
     # One that somebody holds neither comes nor keeps the others waiting.
-    anchors[jobs[1].key] = structs.replace(anchors[jobs[1].key], postponed=False, reason="JobHeldUser")
+    anchors[jobs[1].key] = structs.replace(anchors[jobs[1].key], begins_later=False, reason="JobHeldUser")
     assert returning() == ["3", "4"]
     # Not within two minutes.
     assert [
         key.id
-        for key, _ in found(replace(snapshot, at=1100.0), anchors, submitted=waiting, postponed=away)[0].returning
+        for key, _ in found(structs.replace(snapshot, at=1100.0), anchors, submitted=waiting, requeued=away)[
+            0
+        ].returning
     ] == []
 
 
@@ -409,8 +412,8 @@ def test_jobs_of_many_shapes_that_never_fit_do_not_keep_later_ones_from_being_ex
         answer = found(snapshot, anchors, answer[1], WAIT + 10 * tick)
     assert (leaving(answer), answer[1].beneficiary) == (["8", "7"], jobs[0].key)
     # It stays the one for which coordinators are put back, although all are examined anew.
-    away = dict.fromkeys((jobs[-1].key, jobs[-2].key), Postponement(2000.0, "because"))
-    answer = found(snapshot, anchors, answer[1], WAIT + 50, postponed=away)
+    away = dict.fromkeys((jobs[-1].key, jobs[-2].key), Requeue(2000.0, "because"))
+    answer = found(snapshot, anchors, answer[1], WAIT + 50, requeued=away)
     assert (leaving(answer), answer[1].beneficiary) == ([], jobs[0].key)
 
 

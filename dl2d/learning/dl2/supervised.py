@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from scipy.optimize import minimize
 
 from dl2d.core.array_types import Bools, Floats, Ints
@@ -228,7 +229,7 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
 
     States in which all possible steps are right are left out.
     """
-    snapshot = replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
+    snapshot = structs.replace(recording.snapshot, speeds=(), job_speeds=())  # the checkpoint has all of them
     options = policy.size_options(snapshot, recording.packing())
     if options is None:
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from dl2d.core.errors import TooFewSamples
@@ -335,7 +336,7 @@ def _with_asked_sizes(recordings: Sequence[Recording]) -> list[Recording]:
         return replace(job, request=replace(job.request, asked_size=size))
 
     return [
-        replace(each, snapshot=replace(each.snapshot, jobs=tuple(map(asking, each.snapshot.jobs))))
+        replace(each, snapshot=structs.replace(each.snapshot, jobs=tuple(map(asking, each.snapshot.jobs))))
         for each in recordings
     ]
 
@@ -344,7 +345,10 @@ def _as_elastic(recordings: Sequence[Recording]) -> list[Recording]:
     """Slots in which static jobs are elastic, as in replays and as users submit them once dl2d decides."""
     return [
         replace(
-            each, snapshot=replace(each.snapshot, jobs=tuple(replace(job, static=False) for job in each.snapshot.jobs))
+            each,
+            snapshot=structs.replace(
+                each.snapshot, jobs=tuple(replace(job, static=False) for job in each.snapshot.jobs)
+            ),
         )
         for each in recordings
     ]

@@ -16,9 +16,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from dl2d.core.array_types import Floats
 from dl2d.core.cluster import Node, NodeState, Snapshot
@@ -80,7 +80,7 @@ class Locality:
     def to_different_nodes(self) -> Snapshot:
         """Return the snapshot with measured speeds converted to those with all tasks on different nodes."""
         kinds, jobs = self._requests, {job.key: job.request for job in self._snapshot.jobs}
-        return replace(
+        return structs.replace(
             self._snapshot,
             speeds=tuple(
                 MeasuredSpeeds(speeds.kind, self._convert_points(kinds[speeds.kind], speeds.points))

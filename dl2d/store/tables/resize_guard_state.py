@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
-from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal, Postponement
+from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal, Requeue
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.row_mapping import Base, Json, columns, decoded_json, table_of, upsert
 
@@ -27,7 +27,7 @@ class _Stored(msgspec.Struct, frozen=True):
     stops_asked: dict[str, float]
     refused_nodes: list[tuple[JobKey, dict[str, NodeRefusal]]] = []
     learned_limits: dict[str, LearnedLimit] = {}
-    postponed: list[tuple[JobKey, Postponement]] = []
+    postponed: list[tuple[JobKey, Requeue]] = []
 
 
 class GuardStateRow(Base):
@@ -53,7 +53,7 @@ class SqlGuardState(StoreTables):
             dict(guard_state.stops_asked),
             [(key, dict(nodes)) for key, nodes in sorted(guard_state.avoided_nodes.items())],
             dict(guard_state.learned_limits),
-            sorted(guard_state.postponed.items()),
+            sorted(guard_state.requeued.items()),
         )
         with self._database.writing("keeping the guard's state") as connection:
             connection.execute(upsert(connection, GuardStateRow, replace=True), {"name": _NAME, "memory": stored})
@@ -78,5 +78,5 @@ class SqlGuardState(StoreTables):
             stops_asked=stored.stops_asked,
             avoided_nodes=dict(stored.refused_nodes),
             learned_limits=stored.learned_limits,
-            postponed=dict(stored.postponed),
+            requeued=dict(stored.postponed),
         )

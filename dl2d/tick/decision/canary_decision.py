@@ -94,7 +94,7 @@ def _without(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, p
     def seen(before: Resources, node: str) -> Resources:
         return Resources.total((before.minus(Resources.total(held.get(node, (NO_RESOURCES,)))), *used.get(node, ())))
 
-    return replace(
+    return structs.replace(
         snapshot,
         nodes=tuple(structs.replace(node, used=seen(node.used, node.name)) for node in snapshot.nodes),
         jobs=tuple(job for job in snapshot.jobs if job.key not in jobs),

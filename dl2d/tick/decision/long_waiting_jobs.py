@@ -22,6 +22,8 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from dl2d.core.cluster import HeldBack, Snapshot
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState
@@ -82,7 +84,7 @@ def without_held_back(snapshot: Snapshot) -> Snapshot:
     if snapshot.held_back is None:
         return snapshot
     later = frozenset(snapshot.held_back.jobs)
-    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.key not in later), held_back=None)
+    return structs.replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.key not in later), held_back=None)
 
 
 def with_held_back(decision: Decision, snapshot: Snapshot) -> Decision:

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
-from dl2d.core.cluster import Claimant, ClaimedNodes, SharedLimit, Snapshot
+from dl2d.core.cluster import Claimant, NodeGrant, SharedLimit, Snapshot
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Constraint, Decision, JobDecision, Reason
 from dl2d.core.errors import counted
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobRequest
@@ -64,7 +64,7 @@ def guard(
     floors, at, silent = dict(snapshot.floors), snapshot.at, silent or {}
     jobs = {job.key: job for job in snapshot.jobs}
     decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
-    job_limits = []
+    job_bounds = []
     for entry in _with_closed_nodes(decision, jobs, snapshot):
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = guard_state.resized_at.get(job.key)
@@ -83,31 +83,33 @@ def guard(
             found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)
         if resized_at is not None and entry.previous != NOTHING:
             found.protected = max(at - resized_at, 0.0) < rules.cooldown_down
-        job_limits.append(found)
-    sums = _add_capacity(job_limits, snapshot)
-    sums += _add_limits(job_limits, site_limits(owners_of(snapshot), rules))
+        job_bounds.append(found)
+    sums = _add_capacity(job_bounds, snapshot)
+    sums += _add_shared_limits(job_bounds, site_limits(owners_of(snapshot), rules))
     of_manager = manager_limits(snapshot, growth_limits)
-    sums += _add_limits(job_limits, [limit for limit in of_manager if not limit.makes_room_for], keep_excess=True)
-    sums += _add_limits(job_limits, [limit for limit in of_manager if limit.makes_room_for])
-    for each in job_limits:
+    sums += _add_shared_limits(
+        job_bounds, [limit for limit in of_manager if not limit.makes_room_for], keep_excess=True
+    )
+    sums += _add_shared_limits(job_bounds, [limit for limit in of_manager if limit.makes_room_for])
+    for each in job_bounds:
         each.give(each.desired)
     exceeded = [total for total in sums if total.exceeded()]
     if rules.churn or exceeded:
-        _reserve(job_limits)
-        members = Counter(total for each in job_limits for total in each.sums)
+        _reserve(job_bounds)
+        members = Counter(total for each in job_bounds for total in each.sums)
         limits = [total for total in exceeded if total.is_limit and members[total] > 1]
-        _keep_minimum_sizes(job_limits, limits, rules, len(guard_state.started_at))
-        _grow_in_submit_order(job_limits, rules, len(guard_state.started_at))
+        _keep_minimum_sizes(job_bounds, limits, rules, len(guard_state.started_at))
+        _grow_in_submit_order(job_bounds, rules, len(guard_state.started_at))
         for total in sums:
-            _report_excess(total, job_limits)
-    _explain_claims(job_limits, snapshot)
+            _report_excess(total, job_bounds)
+    _explain_grants(job_bounds, snapshot)
     entries = (replace(each.entry, allocation=each.given, guarded=(*each.entry.guarded, *each.reasons))
-               for each in job_limits)  # fmt: skip
+               for each in job_bounds)  # fmt: skip
     return replace(decision, jobs=tuple(entries))
 
 
 @dataclass(slots=True, eq=False)
-class _JobLimits:
+class _JobBounds:
     """Allocations that a job may get."""
 
     entry: JobDecision
@@ -199,9 +201,9 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         yield entry
 
 
-def _limits_of_silent(entry: JobDecision, job: Job, silence: Silence) -> _JobLimits:
+def _limits_of_silent(entry: JobDecision, job: Job, silence: Silence) -> _JobBounds:
     held = entry.previous
-    found = _JobLimits(entry, job, lowest=held, desired=held, reserved=held, silent=True)
+    found = _JobBounds(entry, job, lowest=held, desired=held, reserved=held, silent=True)
     if entry.allocation != held or silence.not_executing:
         found.reasons.append(Reason(Constraint.SILENT, f"{silence.cause}: allocation unchanged meanwhile"))
     return found
@@ -209,13 +211,13 @@ def _limits_of_silent(entry: JobDecision, job: Job, silence: Silence) -> _JobLim
 
 def _limits_in_backoff(
     entry: JobDecision, job: Job, floor: Allocation, failures: StartFailures, rules: GuardRules
-) -> _JobLimits:
+) -> _JobBounds:
     held = entry.previous
     delay = failures.retry_at(rules.backoff) - failures.at
     times = f"{counted(failures.in_a_row, 'attempt')} in a row"
     text = f"{times} to start its tasks failed, the last: {failures.last}; the next one comes {delay:g} s after it"
     reason = Reason(Constraint.BACKOFF, text, gave_way=None if held.covers(floor) else Constraint.FLOOR)
-    return _JobLimits(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
+    return _JobBounds(entry, job, lowest=held.common(floor), desired=held, reserved=held, reasons=[reason])
 
 
 def _limits_of_job(
@@ -226,7 +228,7 @@ def _limits_of_job(
     resized_at: float | None,
     at: float,
     rules: GuardRules,
-) -> _JobLimits:
+) -> _JobBounds:
     """Limits of a job that is neither silent nor in back-off: its floor, what was decided, and its cool-downs.
 
     Cool-downs delay neither its first tasks nor tasks up to its floor. A resize that adds tasks of one role and removes
@@ -237,7 +239,7 @@ def _limits_of_job(
     kept, smallest = held.common(wanted), job.request.min_size
     if floor == NOTHING and not kept.covers(smallest):
         kept = NOTHING
-    found = _JobLimits(entry, job, lowest=floor, desired=wanted, reserved=kept.larger(floor))
+    found = _JobBounds(entry, job, lowest=floor, desired=wanted, reserved=kept.larger(floor))
     if resized_at is None or held == NOTHING:
         return found
     elapsed = max(at - resized_at, 0.0)
@@ -262,12 +264,12 @@ def _limits_of_job(
 # Bounds of sums
 
 
-def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[_Sum]:
+def _add_capacity(job_bounds: Sequence[_JobBounds], snapshot: Snapshot) -> list[_Sum]:
     """Add the sum over all jobs that the nodes bound; returns it.
 
     There is none if no job grows and nothing is claimed, since tasks that run are always within the capacity.
     """
-    if not snapshot.claims and all(each.entry.previous.covers(each.desired) for each in job_limits):
+    if not snapshot.grants and all(each.entry.previous.covers(each.desired) for each in job_bounds):
         return []
     room = room_on_nodes(snapshot)
     free: dict[str, int] = defaultdict(int)
@@ -275,14 +277,14 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
         for name, amount in on_node.items():
             free[name] += amount
     text = f"the nodes that take new tasks have {Resources(tuple(sorted(free.items())))} for all jobs"
-    if snapshot.claims:
-        text += f" beside what is claimed: {_claims_text(snapshot.claims)}"
-    constraint = Constraint.CLAIM if snapshot.claims else Constraint.CAPACITY
-    capacity = _Sum(constraint, text, free, _claimants(snapshot.claims), complete=True)
-    waiting = floor_tasks_without_room([(each.job, each.lowest) for each in job_limits], snapshot, room)
+    if snapshot.grants:
+        text += f" beside what is claimed: {_grants_text(snapshot.grants)}"
+    constraint = Constraint.CLAIM if snapshot.grants else Constraint.CAPACITY
+    capacity = _Sum(constraint, text, free, _claimants(snapshot.grants), complete=True)
+    waiting = floor_tasks_without_room([(each.job, each.lowest) for each in job_bounds], snapshot, room)
     uncounted = tasks_on_closed_nodes(snapshot)
     capacity.uncounted = uncounted | {key: uncounted.get(key, NOTHING).plus(more) for key, more in waiting.items()}
-    for each in job_limits:
+    for each in job_bounds:
         each.sums.append(capacity)
         if each.job.key in waiting:
             text = (
@@ -293,8 +295,8 @@ def _add_capacity(job_limits: Sequence[_JobLimits], snapshot: Snapshot) -> list[
     return [capacity]
 
 
-def _add_limits(
-    job_limits: Iterable[_JobLimits],
+def _add_shared_limits(
+    job_bounds: Iterable[_JobBounds],
     limits: Iterable[SharedLimit],
     *,
     keep_excess: bool = False,
@@ -303,7 +305,7 @@ def _add_limits(
 
     With ``keep_excess``, what jobs have beyond a limit that became less raises its bound as far as they keep it.
     """
-    by_key = {each.job.key: each for each in job_limits}
+    by_key = {each.job.key: each for each in job_bounds}
     sums = []
     for limit in limits:
         members, most = [by_key[key] for key in limit.jobs], dict(limit.most)
@@ -322,22 +324,22 @@ def _add_limits(
     return sums
 
 
-def _reserve(job_limits: list[_JobLimits]) -> None:
+def _reserve(job_bounds: list[_JobBounds]) -> None:
     """Reduce what is reserved until all sums hold or nothing more can be taken; from protected jobs it is taken last.
 
     Gives each job what is reserved for it.
     """
-    for each in job_limits:
+    for each in job_bounds:
         each.give(each.reserved)
     for protected in (False, True):
-        for each in reversed(job_limits):
+        for each in reversed(job_bounds):
             if each.protected is protected:
                 _reduce(each, each.lowest)
                 each.reserved = each.given
 
 
 def _keep_minimum_sizes(
-    job_limits: Sequence[_JobLimits], limits: Sequence[_Sum], rules: GuardRules, started: int
+    job_bounds: Sequence[_JobBounds], limits: Sequence[_Sum], rules: GuardRules, started: int
 ) -> None:
     """Keep room in exceeded limits for the minimum sizes that jobs have never had and are to get, in submit order.
 
@@ -346,9 +348,9 @@ def _keep_minimum_sizes(
     starts left: ``started`` tasks were started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
-    above_minimum = [each for each in reversed(job_limits) if not each.protected and each.given != NOTHING]
+    above_minimum = [each for each in reversed(job_bounds) if not each.protected and each.given != NOTHING]
     failed = set[tuple[object, ...]]()
-    for each in job_limits if limits else ():
+    for each in job_bounds if limits else ():
         request, held = each.job.request, each.entry.previous
         smallest = request.min_size
         exceeded = [total for total in limits if total in each.sums]
@@ -388,7 +390,7 @@ def _keep_minimum_sizes(
                 other.yields_to.append((each.job, exceeded))
 
 
-def _reduce_to_minimum(each: _JobLimits, limits: Iterable[_Sum]) -> None:
+def _reduce_to_minimum(each: _JobBounds, limits: Iterable[_Sum]) -> None:
     """Take away what a job has above its minimum size until these limits hold, as far as it is part of them."""
     request = each.job.request
     mine = [total for total in limits if total in each.sums]
@@ -402,7 +404,7 @@ def _reduce_to_minimum(each: _JobLimits, limits: Iterable[_Sum]) -> None:
         each.give(smaller)
 
 
-def _reduce(each: _JobLimits, least: Allocation) -> list[_Sum]:
+def _reduce(each: _JobBounds, least: Allocation) -> list[_Sum]:
     """Take tasks away, not below ``least``, until the job's sums hold; returns the sums that did not hold.
 
     Tasks that count in none of the exceeded sums stay.
@@ -461,15 +463,15 @@ def _needs(demand: Resources, resources: Collection[str]) -> bool:
     return TASKS in resources or any(name in resources for name, _ in demand.thousandths)
 
 
-def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, started: int) -> None:
+def _grow_in_submit_order(job_bounds: Sequence[_JobBounds], rules: GuardRules, started: int) -> None:
     """Give each job what it desires as far as sums and churn allow, in submit order; at least what is reserved for it.
 
     No job takes the starts of a later one's ``minimum``, for which others may have shrunk. ``started``: tasks that were
     started in the last slot.
     """
     starts_left = max(rules.churn - started, 0)
-    starts_kept = sum(each.minimum.beyond(each.entry.previous).tasks for each in job_limits)
-    for each in job_limits:
+    starts_kept = sum(each.minimum.beyond(each.entry.previous).tasks for each in job_bounds)
+    for each in job_bounds:
         held = each.entry.previous
         starts_kept -= each.minimum.beyond(held).tasks
         most = max(starts_left - starts_kept, 0)
@@ -494,7 +496,7 @@ def _grow_in_submit_order(job_limits: Sequence[_JobLimits], rules: GuardRules, s
         starts_left = max(starts_left - starts, 0)
 
 
-def _reduce_starts(each: _JobLimits, least: Allocation, starts: int) -> None:
+def _reduce_starts(each: _JobBounds, least: Allocation, starts: int) -> None:
     """Take new tasks away, not below ``least``, until there are no more than so many."""
     request, held = each.job.request, each.entry.previous
     resources = {name for demand in (request.worker, request.ps) for name, _ in demand.thousandths}
@@ -505,7 +507,7 @@ def _reduce_starts(each: _JobLimits, least: Allocation, starts: int) -> None:
         each.give(smaller)
 
 
-def _explain_limit(each: _JobLimits, binding: Iterable[_Sum]) -> None:
+def _explain_limit(each: _JobBounds, binding: Iterable[_Sum]) -> None:
     """Add the sums that took tasks away to the job's reasons, and that its cool-down gave way to them."""
     broken = each.protected and not each.given.covers(each.entry.previous)
     gave_way = Constraint.COOLDOWN if broken else None
@@ -522,41 +524,41 @@ def _minimum_sizes_text(jobs: Sequence[Job]) -> str:
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 
 
-def _explain_claims(job_limits: Iterable[_JobLimits], snapshot: Snapshot) -> None:
-    """Name claims to jobs whose tasks leave for them, or for which too little is left, where no reason does so yet."""
-    if not snapshot.claims:
+def _explain_grants(job_bounds: Iterable[_JobBounds], snapshot: Snapshot) -> None:
+    """Name grants to jobs whose tasks leave for them, or for which too little is left, where no reason does so yet."""
+    if not snapshot.grants:
         return
     tags = {task.tag: task.job for task in snapshot.tasks}
-    claims_of: dict[JobKey, list[ClaimedNodes]] = defaultdict(list)
-    for claim in snapshot.claims:
-        for key in {tags[tag] for tag in claim.leaving}:
-            claims_of[key].append(claim)
-    for each in job_limits:
+    grants_of: dict[JobKey, list[NodeGrant]] = defaultdict(list)
+    for grant in snapshot.grants:
+        for key in {tags[tag] for tag in grant.leaving}:
+            grants_of[key].append(grant)
+    for each in job_bounds:
         if any(reason.constraint is Constraint.CLAIM for reason in each.reasons):
             continue
-        claims: Sequence[ClaimedNodes] = claims_of.get(each.job.key, ())
-        if not claims and each.entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
-            claims = snapshot.claims
-        if claims:
-            each.reasons.append(Reason(Constraint.CLAIM, _claims_text(claims), claimants=_claimants(claims)))
+        grants: Sequence[NodeGrant] = grants_of.get(each.job.key, ())
+        if not grants and each.entry.reason.constraint in (Constraint.CAPACITY, Constraint.FRAGMENTED):
+            grants = snapshot.grants
+        if grants:
+            each.reasons.append(Reason(Constraint.CLAIM, _grants_text(grants), claimants=_claimants(grants)))
 
 
-def _claims_text(claims: Sequence[ClaimedNodes]) -> str:
-    more = len(claims) - _MAX_SHOWN
-    return "; ".join(claim.text for claim in claims[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+def _grants_text(grants: Sequence[NodeGrant]) -> str:
+    more = len(grants) - _MAX_SHOWN
+    return "; ".join(grant.text for grant in grants[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _claimants(claims: Sequence[ClaimedNodes]) -> tuple[Claimant, ...]:
-    """The jobs that ``_claims_text`` names."""
-    return tuple(claimant for claim in claims[:_MAX_SHOWN] if (claimant := claim.claimant) is not None)
+def _claimants(grants: Sequence[NodeGrant]) -> tuple[Claimant, ...]:
+    """The jobs that ``_grants_text`` names."""
+    return tuple(claimant for grant in grants[:_MAX_SHOWN] if (claimant := grant.claimant) is not None)
 
 
-def _report_excess(total: _Sum, job_limits: Iterable[_JobLimits]) -> None:
+def _report_excess(total: _Sum, job_bounds: Iterable[_JobBounds]) -> None:
     """Add to the reasons of its jobs that a sum is exceeded by floors and silent jobs alone."""
     exceeded = total.exceeded()
     if not exceeded:
         return
-    for each in job_limits:
+    for each in job_bounds:
         request, given = each.job.request, each.given
         demands = (request.worker, given.workers), (request.ps, given.ps)
         if total not in each.sums or not any(count and _needs(demand, exceeded) for demand, count in demands):

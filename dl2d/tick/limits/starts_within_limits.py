@@ -121,7 +121,7 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
     At most one of each job and role, and none while another task of them leaves: so a floor exceeds a limit by no more
     than one task of a role.
     """
-    going = snapshot.expiring.union(*(claim.leaving for claim in snapshot.claims))
+    going = snapshot.expiring.union(*(grant.leaving for grant in snapshot.grants))
     floors, stopping = dict(snapshot.floors), {(stop.job, stop.task) for stop in plan.stops}
     staying = Counter[TaskGroup]()
     leaving = set[TaskGroup]()

@@ -164,7 +164,7 @@ def take_snapshot(
     if listing.incomplete:
         sizes = snapshot.held()
         kept = ((job.key, job.request.largest_within(sizes[job.key]).larger(floors[job.key])) for job in running)
-        return replace(snapshot, floors=tuple(kept))
+        return structs.replace(snapshot, floors=tuple(kept))
     return snapshot
 
 
@@ -215,11 +215,11 @@ def with_evidence(snapshot: Snapshot, needs: Collection[Evidence], store: TickSt
     if Evidence.SPEEDS in needs:
         kinds = {TrainingKind.of(job.request) for job in snapshot.jobs}
         others = _OTHER_KINDS if Evidence.JOB_SPEEDS in needs else 0
-        snapshot = replace(snapshot, speeds=store.speeds(kinds, others=others))
+        snapshot = structs.replace(snapshot, speeds=store.speeds(kinds, others=others))
     if Evidence.JOB_SPEEDS in needs:
-        snapshot = replace(snapshot, job_speeds=store.job_speeds([job.key for job in snapshot.jobs]))
+        snapshot = structs.replace(snapshot, job_speeds=store.job_speeds([job.key for job in snapshot.jobs]))
     if Evidence.LOSSES in needs:
-        snapshot = replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
+        snapshot = structs.replace(snapshot, losses=store.losses([job.key for job in snapshot.jobs]))
     return snapshot
 
 

@@ -129,4 +129,4 @@ def _count_held(rooms: Iterable[Mapping[str, int]], demand: Resources, most: int
 
 def _leaving(snapshot: Snapshot) -> frozenset[str]:
     """Tags of the tasks that leave for a claim."""
-    return frozenset(tag for claim in snapshot.claims for tag in claim.leaving)
+    return frozenset(tag for grant in snapshot.grants for tag in grant.leaving)

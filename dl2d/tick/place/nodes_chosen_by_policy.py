@@ -17,7 +17,7 @@ from dl2d.core.packing.tasks_that_make_room import TaskGroup, TaskGroups
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 
-class TargetNodes:
+class NamedNodes:
     """The named nodes that have not got their task yet, and the tasks that leave because they run on other nodes."""
 
     def __init__(

@@ -19,7 +19,7 @@ from dl2d.core.packing.tasks_that_make_room import RoomMade, TaskGroup, TaskGrou
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
-from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
+from dl2d.tick.place.nodes_chosen_by_policy import NamedNodes
 from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
@@ -47,7 +47,7 @@ def place(
       another with incomplete sizes. In which increments it was decided does not matter.
     - Tasks that have no room now are deferred. Resources of draining tasks are not free.
     - Where the decision names nodes, tasks on other nodes leave first, and new tasks start on the named nodes or wait
-      for them. Tasks that will have no room there are placed like all others (``TargetNodes``).
+      for them. Tasks that will have no room there are placed like all others (``NamedNodes``).
     - Tasks that leave a node for a claim of the snapshot, or reach their time limit soon, leave first. If their job
       does not shrink they stop or move (``replace_vacating``), also by whether their job and role is in
       ``without_replacement``: no new task of these would start at present.
@@ -67,9 +67,9 @@ def place(
     }
     vacating = vacating_tasks(snapshot, groups, keep)
     packing = Packing(snapshot.nodes, placement, node_sets=snapshot.node_sets)
-    overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.claims}
+    overused = {node.name: node.used.minus(node.capacity) for node in snapshot.nodes if snapshot.grants}
     may_use, leaving_order = snapshot.may_use(), leaving_order_by_reason(snapshot, decision)
-    targets = TargetNodes(decision, tasks_by_group, packing, rank_0_workers, leaving_order, overused, vacating, may_use)
+    targets = NamedNodes(decision, tasks_by_group, packing, rank_0_workers, leaving_order, overused, vacating, may_use)
     leaving_targets = [task for tasks in targets.leaving.values() for task in tasks]
 
     # Vacate claimed nodes, and replace tasks that reach their time limit
@@ -261,7 +261,7 @@ class _Placer:
         requests: Mapping[JobKey, JobRequest],
         held: Mapping[JobKey, Allocation],
         packing: Packing,
-        targets: TargetNodes,
+        targets: NamedNodes,
         placement: Placement,
     ) -> None:
         self.starts: list[Start] = []

@@ -12,7 +12,7 @@ from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.task_leaving_order import leaving_order
 from dl2d.core.packing.tasks_that_make_room import TaskGroup, WaitingTask
 from dl2d.core.task_starts_and_stops import Move
-from dl2d.tick.place.nodes_chosen_by_policy import TargetNodes
+from dl2d.tick.place.nodes_chosen_by_policy import NamedNodes
 
 
 class _Action(Enum):
@@ -61,7 +61,7 @@ def vacating_tasks(
 
     None of a job in ``keep`` does.
     """
-    tags = {tag for claim in snapshot.claims for tag in claim.leaving} | snapshot.expiring
+    tags = {tag for grant in snapshot.grants for tag in grant.leaving} | snapshot.expiring
     if not tags:
         return frozenset()
     return frozenset(
@@ -74,7 +74,7 @@ def replace_vacating(
     snapshot: Snapshot,
     staying: Mapping[TaskGroup, int],
     surplus: Mapping[TaskGroup, int],
-    targets: TargetNodes,
+    targets: NamedNodes,
     packing: Packing,
     *,
     rank_0_workers: Collection[Task],
@@ -112,9 +112,9 @@ def replace_vacating(
             found.stopping.append(task)
         else:
             displaced.append(task)
-    claims = {tag: index for index, claim in enumerate(snapshot.claims) for tag in claim.leaving}
+    grants = {tag: index for index, grant in enumerate(snapshot.grants) for tag in grant.leaving}
     # Tasks that leave for claims of higher priority get room first, as when the claims' nodes were chosen.
-    for task in sorted(displaced, key=lambda task: claims.get(task.tag, -1)):
+    for task in sorted(displaced, key=lambda task: grants.get(task.tag, -1)):
         group = task.job, task.role
         is_spare = left[group] > floors[task.job].count(task.role)
         action = _ACTIONS[is_spare, task.tag in snapshot.expiring, group in without_replacement]

@@ -16,7 +16,7 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.cluster import ANCHOR, NOT_EXECUTING, Task, TaskState, task_tag
 from dl2d.core.errors import counted
 from dl2d.core.jobs import FailureCause, Job, JobKey, JobState
-from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmIdentity, RmJob, RmJobState, RmListing
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.tick.count_failed_starts import NO_FAILURES
@@ -70,7 +70,7 @@ def compare(
     timeouts: Timeouts,
     start_failures: Mapping[JobKey, StartFailures],
     elapsed: Mapping[str, Elapsed],
-    postponed: Mapping[JobKey, Postponement] = MappingProxyType({}),
+    requeued: Mapping[JobKey, Requeue] = MappingProxyType({}),
     strays_asked_for: Mapping[RmIdentity, Job | None] = MappingProxyType({}),
     tasks_as_owner: bool = True,
     listed_again: bool = False,
@@ -97,8 +97,8 @@ def compare(
     elapsed
         For how long each task has been in its state, by tag. A task's time to drain counts only while its coordinator
         calls, since it was not told to drain it before.
-    postponed
-        Jobs whose coordinators leave for others, or wait since they did (``GuardState.postponed``).
+    requeued
+        Jobs whose coordinators leave for others, or wait since they did (``GuardState.requeued``).
     strays_asked_for
         The job of each stray that the store has ever asked for, by identity.
     tasks_as_owner
@@ -109,7 +109,7 @@ def compare(
     """
     jobs = {job.key: job for job in (*ended_jobs, *live.jobs)}
     inputs = _Inputs(
-        matches, gone, timeouts, start_failures, elapsed, postponed, listing.at,
+        matches, gone, timeouts, start_failures, elapsed, requeued, listing.at,
         may_give_up=not (listing.incomplete or listed_again),
     )  # fmt: skip
     of_jobs = _job_changes(jobs.values(), inputs, _jobs_that_never_start(live, inputs) if inputs.may_give_up else {})
@@ -146,7 +146,7 @@ class _Inputs:
     timeouts: Timeouts
     start_failures: Mapping[JobKey, StartFailures]
     elapsed: Mapping[str, Elapsed]
-    postponed: Mapping[JobKey, Postponement]
+    requeued: Mapping[JobKey, Requeue]
     #: When the resource manager was asked.
     at: float
     #: Whether tasks that wait for too long are given up; not with an incomplete listing, as nothing can be stopped
@@ -181,7 +181,7 @@ def _job_changes(jobs: Iterable[Job], inputs: _Inputs, never_start: Mapping[JobK
                 made.stops.append((anchor, job, f"job {job.key.id} is {job.state}"))
             continue
         if (requeued := inputs.matches.requeued.get(job.key)) is not None:
-            new_job, end = _requeued(job, requeued, inputs.postponed.get(job.key))
+            new_job, end = _requeued(job, requeued, inputs.requeued.get(job.key))
             made.new_jobs.append(new_job)
             made.changes.append((job.key, end))
             made.ended_states[job.key] = JobState.LOST
@@ -266,7 +266,7 @@ def _allowed_stops(
     return allowed, remarks
 
 
-def _requeued(job: Job, listed: RmJob, why: Postponement | None) -> tuple[Job, JobChange]:
+def _requeued(job: Job, listed: RmJob, why: Requeue | None) -> tuple[Job, JobChange]:
     """The job that goes on where a requeued one was, and the change that ends the latter.
 
     They are two jobs, so that the tasks, the token and the coordinator of the first are not used by the second.
@@ -320,9 +320,9 @@ def _job_change(job: Job, anchor: RmJob | None, inputs: _Inputs) -> JobChange | 
         return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
     # Until its coordinator calls, the job's end reason is what its anchor waits for: that is where the store keeps
     # ``waits_for`` (``JobChange.applied``).
-    reason, postponed = anchor.reason, inputs.postponed.get(job.key)
-    if postponed is not None and anchor.postponed:
-        reason = f"starts again later ({anchor.reason}): {postponed.reason}"
+    reason, why = anchor.reason, inputs.requeued.get(job.key)
+    if why is not None and anchor.begins_later:
+        reason = f"starts again later ({anchor.reason}): {why.reason}"
     waits_for = reason if job.state is JobState.SUBMITTED and reason != job.end_reason else None
     if job.anchor and waits_for is None:
         return None

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import ClaimedNodes
+from dl2d.core.cluster import NodeGrant
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.resources import Resources
 
 #: What claims that are met alike have in common: number of nodes, demand, and which nodes they may use.
 ClaimShape = tuple[object, ...]
-#: Whose they are (``Claim.given_up_with``), and their shape.
-ClaimKind = tuple[tuple[str, bool], ClaimShape]
+#: Whose they are (``Claim.set_aside_with``), and their shape.
+ClaimClass = tuple[tuple[str, bool], ClaimShape]
 
 
 class ClaimKey(NamedTuple):
@@ -36,10 +36,10 @@ class VacatedNode(NamedTuple):
     name: str
 
 
-class GivenUpClaim(NamedTuple):
+class SetAsideClaim(NamedTuple):
     """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
 
-    kind: ClaimKind
+    kind: ClaimClass
     #: When it was given up, seconds on a monotonic clock.
     at: float
     #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
@@ -61,7 +61,7 @@ class ClaimHistory:
     free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     #: Since when planned nodes have been vacated for a claim that is not met.
     vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
-    given_up: tuple[GivenUpClaim, ...] = ()
+    given_up: tuple[SetAsideClaim, ...] = ()
     #: Shapes of the waiting claims, those first for which nodes were searched longest ago.
     queue: tuple[ClaimShape, ...] = ()
     #: How many claims were met in the last tick, by handle: all nodes that they need were found.
@@ -81,7 +81,7 @@ class ClaimHistory:
     #: Nodes that tasks had to leave for a claim, which still has them, each with what jobs of others used on it then.
     vacated: Mapping[VacatedNode, Resources] = field(default_factory=dict)
     #: When claims of a kind have lost such nodes in the last ``RETRY_SECONDS``, and the handles of claims that rest.
-    lost: Mapping[ClaimKind, tuple[float, ...]] = field(default_factory=dict)
+    lost: Mapping[ClaimClass, tuple[float, ...]] = field(default_factory=dict)
     resting: tuple[str, ...] = ()
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
@@ -91,14 +91,14 @@ class ClaimHistory:
             found[handle].add(node)
         return found
 
-    def is_undecided(self, claims: Collection[ClaimedNodes]) -> bool:
+    def is_undecided(self, grants: Collection[NodeGrant]) -> bool:
         """Whether tasks have to leave a node for a claim that was not there at the last decision.
 
         If that was made on an incomplete listing, any claim counts: resources that it has may be decided for a job.
         """
         if self.decided is None:
-            return len(claims) > 0
-        return any(claim.leaving and not nodes_of_claims((claim,)) <= self.decided for claim in claims)
+            return len(grants) > 0
+        return any(grant.leaving and not nodes_of_grants((grant,)) <= self.decided for grant in grants)
 
     def after_decision(self, allocations: Mapping[JobKey, Allocation], *, incomplete: bool) -> ClaimHistory:
         """The history after a decision, made with the claims of the last tick unless the listing was incomplete.
@@ -109,6 +109,6 @@ class ClaimHistory:
         return replace(self, decided=None if incomplete else self.nodes, passed_over=passed_over)
 
 
-def nodes_of_claims(claims: Iterable[ClaimedNodes]) -> frozenset[tuple[str, str]]:
-    """The handle and each node of each claim."""
-    return frozenset((claim.handle, node) for claim in claims for node in claim.nodes)
+def nodes_of_grants(grants: Iterable[NodeGrant]) -> frozenset[tuple[str, str]]:
+    """The handle and each node of each grant."""
+    return frozenset((grant.handle, node) for grant in grants for node in grant.nodes)

@@ -34,8 +34,8 @@ from dl2d.core.resource_manager import Claim, GrowthLimit, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.vacating.vacate_for_waiting_jobs import (
-    MAX_GIVEN_UP_SHAPES,
     MAX_GRANTED,
+    MAX_SET_ASIDE_SHAPES,
     MAX_UNUSED_SECONDS,
     MAX_VACATING_SECONDS,
     RETRY_SECONDS,
@@ -62,7 +62,7 @@ class _Key(NamedTuple):
 class _Kind(NamedTuple):
     """What jobs have in common that are given up together."""
 
-    #: ``Claim.given_up_with``.
+    #: ``Claim.set_aside_with``.
     whose: tuple[str, bool]
     demand: Resources
     limits: frozenset[str]
@@ -123,7 +123,7 @@ class LimitHistory:
     decided: frozenset[_Key] | None = frozenset()
     #: Handles of the jobs that are given up. No node is vacated for them either: tasks that move for it would fill its
     #: limit again.
-    given_up_handles: frozenset[str] = frozenset()
+    set_aside_handles: frozenset[str] = frozenset()
 
     def is_undecided(self) -> bool:
         """Whether a job has got room that had none at the last decision."""
@@ -164,18 +164,18 @@ def make_room_in_limits(
     waited: dict[_Key, _Waited] = {}
     granted: set[_Key] = set()
     failed: set[_Kind] = set()
-    given_up_handles: set[str] = set()
+    set_aside_handles: set[str] = set()
     given_up_before: dict[tuple[str, bool], set[_Kind]] = defaultdict(set)
     claims = [(claim, each) for each in held.values() for claim in each.claims]
     for claim, each in sorted(claims, key=lambda pair: -pair[0].priority):
         while elastic and jobs.anchors[elastic[0]].priority >= claim.priority:
             _keep_minimum(elastic.pop(0), jobs, rooms.values())
-        kind, key = _Kind(claim.given_up_with, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
+        kind, key = _Kind(claim.set_aside_with, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
         mine = [room for name in each.limits for room in by_name[name] if room.needs(claim)]
         if kind in given_up:
             given_up_before[kind.whose].add(kind)
-            given_up_handles.add(claim.handle)
-        if kind in given_up or kind in failed or len(given_up_before[kind.whose]) >= MAX_GIVEN_UP_SHAPES:
+            set_aside_handles.add(claim.handle)
+        if kind in given_up or kind in failed or len(given_up_before[kind.whose]) >= MAX_SET_ASIDE_SHAPES:
             continue
         first, before = key not in waited, history.waited.get(key, _Waited())
         if first:
@@ -192,7 +192,7 @@ def make_room_in_limits(
             waited[key] = before.after(now, is_free=is_free, waits_for_limit=waits_for_limit)
         if waited[key].in_vain(now):
             given_up[kind] = now
-            given_up_handles.add(claim.handle)
+            set_aside_handles.add(claim.handle)
             continue
         for room in mine:
             room.grant(claim, jobs)
@@ -203,7 +203,7 @@ def make_room_in_limits(
         for changed in (rooms[number].limits() if number in rooms else (limit,))
     )
     decided = history.decided if granted else frozenset[_Key]()
-    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(given_up_handles))
+    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(set_aside_handles))
 
 
 def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[str, _Held], list[_Held]]:
@@ -252,7 +252,7 @@ def _given_up(history: LimitHistory, expired: Iterable[_Held], now: float) -> di
     for each in expired:
         for claim in each.claims:
             if _Key(claim.handle, claim.waiting) in history.waited:
-                given_up[_Kind(claim.given_up_with, claim.demand, each.limits)] = now
+                given_up[_Kind(claim.set_aside_with, claim.demand, each.limits)] = now
     return given_up
 
 

@@ -100,7 +100,7 @@ class NodeRoom:
         """Whether room on a node is held for a claim that starts later."""
         return bool(self._held_for_later[node].thousandths)
 
-    def ignore_jobs_of_others(self, node: str) -> Resources:
+    def ignore_foreign_jobs(self, node: str) -> Resources:
         """Count as free what jobs of others use on a node; returns it, for ``use``."""
         others = self.used_by_foreign_jobs[node]
         self.change(self._taken, node, self._taken[node].minus(others))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from dl2d.core.cluster import ClaimedNodes, Task
+from dl2d.core.cluster import NodeGrant, Task
 from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
@@ -23,7 +23,7 @@ class SearchResult(NamedTuple):
     """How a search for nodes for a claim ended."""
 
     #: None if there are not enough.
-    nodes: ClaimedNodes | None
+    nodes: NodeGrant | None
     #: See ``MovesOffNodes.failed_nodes``.
     failed_nodes: frozenset[str] = frozenset()
     #: Whether there were so many of these that the others were not tried.
@@ -83,9 +83,9 @@ class NodeSearch:
         if len(chosen) < count or not claim.required <= chosen.keys():
             self.undo_last()
             return SearchResult(None, moves.failed_nodes, moves.is_cut_short)
-        return SearchResult(_claimed_nodes(claim, chosen, leaving), moves.failed_nodes, moves.is_cut_short)
+        return SearchResult(_grant(claim, chosen, leaving), moves.failed_nodes, moves.is_cut_short)
 
-    def keep_free(self, claim: Claim, previous: Collection[str], *, only_free: bool = False) -> ClaimedNodes:
+    def keep_free(self, claim: Claim, previous: Collection[str], *, only_free: bool = False) -> NodeGrant:
         """As many whole nodes as can be had of those that a standing claim asks for, in the order of ``find``.
 
         Nodes that are kept free for another one count, unless one of the two requires its nodes. ``only_free``: only
@@ -102,9 +102,9 @@ class NodeSearch:
         chosen, leaving = self._vacate_first(claim.nodes - kept, ranked, None, claim, moves)
         if not claim.required:
             self._kept_free |= chosen.keys()
-        return _claimed_nodes(claim, chosen, leaving)
+        return _grant(claim, chosen, leaving)
 
-    def vacate_planned(self, claim: Claim, previous: Collection[str]) -> ClaimedNodes:
+    def vacate_planned(self, claim: Claim, previous: Collection[str]) -> NodeGrant:
         """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
@@ -112,7 +112,7 @@ class NodeSearch:
         room, moves = self._room, self._begin(claim, previous)
         for name in claim.planned:
             if name in room.capacity and self._failed_planned < MAX_FAILED_PLANNED_NODES:
-                others = room.ignore_jobs_of_others(name)
+                others = room.ignore_foreign_jobs(name)
                 own = self._share_of_node(name, share, claim)
                 left = moves.vacate(name, own, claim.planned)
                 if left is None:
@@ -121,9 +121,9 @@ class NodeSearch:
                     chosen[name] = room.capacity[name] if own is None else own
                     leaving += left
                 room.use(name, others)
-        return _claimed_nodes(claim, chosen, leaving)
+        return _grant(claim, chosen, leaving)
 
-    def hold_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> ClaimedNodes:
+    def reserve_planned(self, claim: Claim, free_now: Mapping[str, Resources]) -> NodeGrant:
         """What is free on the planned nodes of a claim that cannot start yet, if all jobs yield that may use them.
 
         What waiting elastic jobs of higher priority take there is not held.
@@ -140,7 +140,7 @@ class NodeSearch:
             if held.thousandths:
                 found[node] = held
                 self._room.hold_for_later(node, held)
-        return _claimed_nodes(claim, found)
+        return _grant(claim, found)
 
     def _ranked(
         self, names: Iterable[str], share: Resources | None, claim: Claim, previous: Collection[str],
@@ -182,7 +182,7 @@ class NodeSearch:
             return share
         return share.maximum(Resources.of(memory=self._room.capacity[name].get("memory")))
 
-    def _vacate_reserved(self, claim: Claim, members: Collection[str], moves: MovesOffNodes) -> ClaimedNodes:
+    def _vacate_reserved(self, claim: Claim, members: Collection[str], moves: MovesOffNodes) -> NodeGrant:
         """Let the tasks of jobs that are not ``members`` leave the nodes of a reservation, as far as floors allow."""
         tasks_on = self._room.tasks_on
         reserved = frozenset(tasks_on if claim.eligible is None else claim.eligible)
@@ -192,7 +192,7 @@ class NodeSearch:
                 outside = self._jobs.yields(task.job, claim) and self._jobs.anchors[task.job].handle not in members
                 if outside and moves.let_leave(task, node, reserved):
                     leaving.append(task)
-        return _claimed_nodes(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
+        return _grant(claim, dict.fromkeys((task.node for task in leaving), NO_RESOURCES), leaving)
 
     def _node_count(self, claim: Claim, eligible: Sequence[str]) -> int | None:
         """How many nodes a claim gets: more than it asks for if its share fits on no node; None if none suffice."""
@@ -206,8 +206,8 @@ class NodeSearch:
         return None
 
 
-def _claimed_nodes(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> ClaimedNodes:
-    return ClaimedNodes(
+def _grant(claim: Claim, rooms: Mapping[str, Resources], leaving: Iterable[Task] = ()) -> NodeGrant:
+    return NodeGrant(
         handle=claim.handle, user=claim.user, priority=claim.priority, nodes=tuple(rooms), room=tuple(rooms.values()),
         leaving=tuple(task.tag for task in leaving),
     )  # fmt: skip

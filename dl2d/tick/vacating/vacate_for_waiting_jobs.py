@@ -31,23 +31,22 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
-from dl2d.core.cluster import ClaimedNodes, Snapshot
+from dl2d.core.cluster import NodeGrant, Snapshot
 from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.claim_history import (
+    ClaimClass,
     ClaimHistory,
     ClaimKey,
-    ClaimKind,
     ClaimShape,
-    GivenUpClaim,
+    SetAsideClaim,
     VacatedNode,
-    nodes_of_claims,
+    nodes_of_grants,
 )
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.vacating.node_search_state import NodeRoom
@@ -73,10 +72,10 @@ RETRY_SECONDS = 3600.0
 MAX_LOST = 5
 #: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
 #: never start could keep nodes empty one after the other.
-MAX_GIVEN_UP_SHAPES = 4
+MAX_SET_ASIDE_SHAPES = 4
 
 
-def claim_nodes(
+def vacate_nodes(
     snapshot: Snapshot,
     listing: RmListing,
     history: ClaimHistory,
@@ -111,7 +110,7 @@ def claim_nodes(
     newly_first = {kind for key, kind in first_in_line.items() if key not in history.was_first}
     lost_nodes = _LostNodes(history, claims, now)
     resting = lost_nodes.resting()
-    given_up = _GivenUp(
+    given_up = _SetAside(
         (
             each
             for each in history.given_up
@@ -130,9 +129,9 @@ def claim_nodes(
     waiting = jobs.waiting(growth_limits, backing_off)
     previous = history.nodes_by_handle()
     claimed = {node for _, node in history.nodes}
-    granted: list[ClaimedNodes] = []
+    granted: list[NodeGrant] = []
     unused_times = _UnusedTimes(history, now)
-    for claim in turns.examined(claims, _GivenUp(given_up.claims, resting)):
+    for claim in turns.examined(claims, _SetAside(given_up.claims, resting)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         first = next(
@@ -155,13 +154,13 @@ def claim_nodes(
         is_met = found is not None
         if found is None and claim.planned and may_vacate_planned:
             if claim.expected_start - snapshot.at > lead_seconds:
-                found = search.hold_planned(claim, free_now)
+                found = search.reserve_planned(claim, free_now)
             else:
                 found, partial = search.vacate_planned(claim, previous[claim.handle]), True
                 unused = unused_times.of_planned_nodes(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             search.undo_last()
-            given_up.claims.append(GivenUpClaim(_kind(claim), now, partial, claim.behind_others))
+            given_up.claims.append(SetAsideClaim(_kind(claim), now, partial, claim.behind_others))
             continue
         if found is not None and found.nodes:
             granted.append(found)
@@ -174,30 +173,30 @@ def claim_nodes(
     resting = lost_nodes.resting()
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     next_history = ClaimHistory(
-        nodes_of_claims(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
+        nodes_of_grants(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
         turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating, frozenset(room.with_minimum),
         history.passed_over, was_first, lost_nodes.vacated, lost_nodes.times,
         tuple(dict.fromkeys(claim.handle for claim in claims if _kind(claim) in resting)),
     )  # fmt: skip
-    return _with_claims(snapshot, granted), next_history
+    return _with_grants(snapshot, granted), next_history
 
 
-def _is_free(claim: ClaimedNodes, free_now: Mapping[str, Resources]) -> bool:
-    return all(room.fits_in(free_now[node]) for node, room in zip(claim.nodes, claim.room, strict=True))
+def _is_free(grant: NodeGrant, free_now: Mapping[str, Resources]) -> bool:
+    return all(room.fits_in(free_now[node]) for node, room in zip(grant.nodes, grant.room, strict=True))
 
 
-def _with_claims(snapshot: Snapshot, claims: Sequence[ClaimedNodes]) -> Snapshot:
-    if not claims:
+def _with_grants(snapshot: Snapshot, grants: Sequence[NodeGrant]) -> Snapshot:
+    if not grants:
         return snapshot
     more: dict[str, list[Resources]] = defaultdict(list)
-    for claim in claims:
-        for node, room in zip(claim.nodes, claim.room, strict=True):
+    for grant in grants:
+        for node, room in zip(grant.nodes, grant.room, strict=True):
             more[node].append(room)
     nodes = tuple(
         structs.replace(node, used=Resources.total((node.used, *more[node.name]))) if node.name in more else node
         for node in snapshot.nodes
     )
-    return replace(snapshot, nodes=nodes, claims=tuple(claims))
+    return structs.replace(snapshot, nodes=nodes, grants=tuple(grants))
 
 
 def _not_behind_later_others(claim: Claim, history: ClaimHistory) -> Claim:
@@ -210,8 +209,8 @@ def _key(claim: Claim) -> ClaimKey:
     return ClaimKey(claim.handle, claim.waiting, claim.behind_others)
 
 
-def _kind(claim: Claim) -> ClaimKind:
-    return claim.given_up_with, _shape(claim)
+def _kind(claim: Claim) -> ClaimClass:
+    return claim.set_aside_with, _shape(claim)
 
 
 def _shape(claim: Claim) -> ClaimShape:
@@ -239,11 +238,11 @@ class _SearchTurns:
         self._in_turn = in_turn
         self._due: set[ClaimShape] = set()
 
-    def examined(self, claims: Sequence[Claim], given_up: _GivenUp) -> list[Claim]:
+    def examined(self, claims: Sequence[Claim], given_up: _SetAside) -> list[Claim]:
         """Standing claims, those under handles that had nodes in the last tick, those of the first ``MAX_EXAMINED``
         kinds, and those whose shape has its turn. Claims that were given up have no turn.
         """
-        allowed: dict[ClaimKind, bool] = {}
+        allowed: dict[ClaimClass, bool] = {}
         for claim in claims:
             kind = _kind(claim)
             if not claim.standing and kind not in allowed:
@@ -330,13 +329,11 @@ class _LostNodes:
         #: Number of nodes that handles have got that are free or planned for them.
         self._gained = Counter[str]()
 
-    def resting(self) -> frozenset[ClaimKind]:
+    def resting(self) -> frozenset[ClaimClass]:
         """Kinds of claims for which no task leaves a node, since they have lost such nodes too often."""
         return frozenset(kind for kind, times in self.times.items() if len(times) >= MAX_LOST)
 
-    def note_granted(
-        self, claim: Claim, found: ClaimedNodes, free_now: Mapping[str, Resources], room: NodeRoom
-    ) -> None:
+    def note_granted(self, claim: Claim, found: NodeGrant, free_now: Mapping[str, Resources], room: NodeRoom) -> None:
         """Note the nodes of a claim; ``free_now`` is what is free without them."""
         before = self._history.vacated
         for name, share in zip(found.nodes, found.room, strict=True):
@@ -364,10 +361,10 @@ class _LostNodes:
             self.times[kind] = (*self.times.get(kind, ()), self._now)
 
 
-class _GivenUp:
+class _SetAside:
     """Claims that were given up a short while ago or rest, and what they forbid to those that wait."""
 
-    def __init__(self, claims: Iterable[GivenUpClaim], resting: Collection[ClaimKind]) -> None:
+    def __init__(self, claims: Iterable[SetAsideClaim], resting: Collection[ClaimClass]) -> None:
         self.claims = list(claims)
         self._resting = resting
         #: Shapes that were given up, of the claims so far, by whose they are.
@@ -379,13 +376,14 @@ class _GivenUp:
         To be called for claims in the order in which they get room: one like a claim that was given up counts for those
         of its user behind it.
 
-        Neither is allowed to a claim that rests, nor to one behind claims of ``MAX_GIVEN_UP_SHAPES`` given-up shapes of
-        its user. A claim like one of its user that was given up may not have planned nodes vacated, and gets all its
-        room only if that one was ``partial``. One that was given up behind others counts only for claims behind others.
+        Neither is allowed to a claim that rests, nor to one behind claims of ``MAX_SET_ASIDE_SHAPES`` shapes of its
+        user that are set aside. A claim like one of its user that is set aside may not have planned nodes vacated, and
+        gets all its room only if that one is ``partial``. One that was set aside behind others counts only for claims
+        behind others.
         """
-        kind, so_far = _kind(claim), self._given_up_so_far[claim.given_up_with]
+        kind, so_far = _kind(claim), self._given_up_so_far[claim.set_aside_with]
         alike = [each for each in self.claims if each.kind == kind and (claim.behind_others or not each.behind_others)]
-        is_held = len(so_far) >= MAX_GIVEN_UP_SHAPES or kind in self._resting
+        is_held = len(so_far) >= MAX_SET_ASIDE_SHAPES or kind in self._resting
         if alike:
             so_far.add(_shape(claim))
         return not is_held and all(each.partial for each in alike), not is_held and not alike

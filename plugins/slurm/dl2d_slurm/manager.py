@@ -46,7 +46,7 @@ from dl2d_slurm.jobs.allocation_rules import AllocationRules, GivenToTask, Known
 from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room
-from dl2d_slurm.jobs.postponing import postpone
+from dl2d_slurm.jobs.requeue_anchor import requeue
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
 from dl2d_slurm.jobs.stopping import Stopper
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
@@ -534,10 +534,10 @@ class SlurmManager:
         self._stopper.cancel_due()
         self._stopper.stop(jobs, grace)
 
-    def postpone(self, anchor: RmIdentity, seconds: float) -> None:
-        """See ``PostponingManager``."""
+    def requeue(self, anchor: RmIdentity, seconds: float) -> None:
+        """See ``RequeuingManager``."""
         try:
-            postpone(self._commands, anchor, seconds)
+            requeue(self._commands, anchor, seconds)
         finally:
             self._void_listing()
 

@@ -13,6 +13,7 @@ import pytest
 from cli.conftest import Dl2d, Recorded, new_store, store_url, write_config
 from cli.train.test_train_dl2_paper import a_workload_file
 from cli.train.test_train_in_digital_twin import DAY, DAYS
+from msgspec import structs
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
@@ -83,7 +84,7 @@ def site(tmp_path: Path, workload: Path) -> Path:
 
 def a_slot(number: int, snapshot: Snapshot, decision: Decision) -> Slot:
     return Slot(
-        number=number, at=1000.0 + 100.0 * number, snapshot=replace(snapshot, slot=number), proposed=decision,
+        number=number, at=1000.0 + 100.0 * number, snapshot=structs.replace(snapshot, slot=number), proposed=decision,
         decision=decision, plan=Plan(), outcome=Outcome(), inputs_hash="ab" * 32, seed=1, seconds=0.1,
     )  # fmt: skip
 

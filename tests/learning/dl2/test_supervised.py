@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
@@ -38,7 +39,7 @@ def recordings(teacher: Policy, count: int = 30) -> list[Recording]:
             a_job(5 * number + place, model="resnet-50", epochs=float(rng.integers(10, 2000)), samples_per_epoch=1000)
             for place in range(5)
         ]
-        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=16, gpu=4)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(2, cpu=16, gpu=4)), slot=number)
         found.append(Recording(snapshot, ask(teacher, snapshot), LoadBalance()))
     return found
 
@@ -102,7 +103,9 @@ def test_what_was_given_on_busy_days_is_learned_where_the_last_ones_left_no_choi
     """As at a weekend on which each job has all that it may have."""
     busy, quiet = recordings(Drf(), count=30), []
     for number in range(20):
-        snapshot = replace(a_snapshot([a_job(number, max_workers=1, max_ps=1)], cluster(2, cpu=16)), slot=100 + number)
+        snapshot = structs.replace(
+            a_snapshot([a_job(number, max_workers=1, max_ps=1)], cluster(2, cpu=16)), slot=100 + number
+        )
         quiet.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
     found = imitated([*busy, *quiet])
     assert found.states > 0
@@ -114,7 +117,7 @@ def test_the_weights_stay_where_each_job_had_its_only_size() -> None:
     given = []
     for number in range(10):
         jobs = [a_job(5 * number + place, min_workers=1, max_workers=1, min_ps=1, max_ps=1) for place in range(5)]
-        snapshot = replace(a_snapshot(jobs, cluster(9, cpu=16, gpu=4)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(9, cpu=16, gpu=4)), slot=number)
         given.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
     found = imitated(given)
     assert found.states == 0

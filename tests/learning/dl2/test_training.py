@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from simulation.drawn import drawn
 from variants import first
 
@@ -127,7 +128,7 @@ class Deaf:
         self.name, self.version, self.needs = policy.name, policy.version, frozenset[Any]()
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
-        return self._policy.decide(replace(snapshot, speeds=()), packing, rng)
+        return self._policy.decide(structs.replace(snapshot, speeds=()), packing, rng)
 
 
 @pytest.mark.parametrize("seed", first(1, (2, 3, 0, 1, 4, 5)))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 from simulation.drawn import drawn
 
@@ -125,7 +126,7 @@ def test_demonstrations_keep_to_the_nodes_and_limits_of_the_recorded_jobs() -> N
     """Otherwise first bundles of one partition went to nodes of another, and steps were shown that a policy lacks."""
     jobs = [a_job(number) for number in range(3)]
     small, large = (tuple(job.key for job in some) for some in (jobs[:2], jobs[2:]))
-    snapshot = replace(
+    snapshot = structs.replace(
         a_snapshot(jobs, cluster(2, cpu=4, gpu=1)),
         node_sets=(NodeSet(small, frozenset({"n0"}), "small"), NodeSet(large, frozenset({"n1"}), "large")),
         limits=(SharedLimit(large, (("gpu", 0),), "no GPU"),),

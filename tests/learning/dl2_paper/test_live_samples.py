@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from policies.dl2_paper.test_policy import MODELS, RESOURCES, a_checkpoint
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
@@ -35,7 +36,7 @@ def job(number: int, epoch: float) -> Job:
 def slot(policy: Dl2PaperPolicy, at: float, **epochs: float) -> LiveSlot:
     """A slot with jobs that have done so many epochs, as the policy decided it."""
     jobs = [job(int(name[1:]), epoch) for name, epoch in epochs.items()]
-    snapshot = replace(a_snapshot(jobs, cluster(3, cpu=16, gpu=8, memory=64)), at=at, slot=int(at))
+    snapshot = structs.replace(a_snapshot(jobs, cluster(3, cpu=16, gpu=8, memory=64)), at=at, slot=int(at))
     return LiveSlot(Recording(snapshot, ask(policy, snapshot), LoadBalance()), policy)
 
 

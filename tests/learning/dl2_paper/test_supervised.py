@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION, a_workload
+from msgspec import structs
 from policies.snapshots import NO_PS, a_job, a_snapshot, ask, cluster
 from recorded_site import Listening
 from simulation.drawn import drawn
@@ -120,7 +121,7 @@ def slots(count: int, nodes: int = 6) -> list[Recording]:
             a_job(place, model=str(rng.choice(sorted(USUAL))), epochs=float(rng.integers(1, 50)))
             for place in range(int(rng.integers(1, 6)))
         ]
-        snapshot = replace(a_snapshot(jobs, cluster(nodes, cpu=16, gpu=8)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(nodes, cpu=16, gpu=8)), slot=number)
         reason = Reason(Constraint.SATISFIED, "as the user asked")
         decided = tuple(JobDecision(job=job.key, allocation=USUAL[job.request.model], reason=reason) for job in jobs)
         found.append(Recording(snapshot, Decision("static", "1", decided), LoadBalance()))
@@ -151,7 +152,7 @@ def test_what_a_policy_decided_under_load_is_learned() -> None:
     found = []
     for number in range(60):
         jobs = [a_job(place, max_workers=8, max_ps=8) for place in range(int(rng.integers(1, 8)))]
-        snapshot: Snapshot = replace(a_snapshot(jobs, cluster(3, cpu=9, gpu=6)), slot=number)
+        snapshot: Snapshot = structs.replace(a_snapshot(jobs, cluster(3, cpu=9, gpu=6)), slot=number)
         found.append(Recording(snapshot, ask(Drf(), snapshot), LoadBalance()))
     learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     assert learned.comparison is not None
@@ -164,7 +165,7 @@ def observed(count: int) -> list[Recording]:
     found = []
     for number in range(count):
         jobs = [a_job(place, static=True, **NO_PS, epochs=float(rng.integers(1, 50))) for place in range(4)]
-        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
         sizes = [Allocation(4, 0)] * 2 + [NOTHING] * 2
         reason = Reason(Constraint.OBSERVED, "as the scheduler has it")
         decided = tuple(JobDecision(job.key, size, reason) for job, size in zip(jobs, sizes, strict=True))
@@ -187,7 +188,7 @@ def test_what_was_learned_from_who_serves_jobs_whole_starts_every_job_that_has_r
     rng, found = np.random.default_rng(1), []
     for number in range(40):
         jobs = [a_job(place, epochs=float(rng.integers(1, 50)), max_workers=4, max_ps=4) for place in range(5)]
-        snapshot = replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(2, cpu=8, gpu=4)), slot=number)
         found.append(Recording(snapshot, ask(Fifo(), snapshot), LoadBalance()))
     learned = imitate_recordings(found, QUICK, slot_seconds=60.0, seed=0, min_jobs=1)
     assert learned.checkpoint.settings["first_bundles"] is False
@@ -213,7 +214,7 @@ def of_mixed_sizes(count: int) -> list[Recording]:
         jobs = [
             a_job(4 * number + place, static=True, **NO_PS, epochs=float(rng.integers(1, 50))) for place in range(4)
         ]
-        snapshot = replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=number)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=number)
         reason = Reason(Constraint.OBSERVED, "as the scheduler has it")
         decided = tuple(JobDecision(job.key, size, reason) for job, size in zip(jobs, sizes, strict=True))
         found.append(Recording(snapshot, Decision("observed", "1", decided), LoadBalance()))
@@ -238,7 +239,7 @@ def test_what_was_learned_from_fixed_sizes_beside_elastic_jobs_lets_these_grow_t
     rng, found = np.random.default_rng(4), of_mixed_sizes(60)
     for place in range(0, 60, 3):
         jobs = [a_job(1000 + place + at, model="other", epochs=float(rng.integers(1, 50))) for at in range(3)]
-        snapshot = replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=place)
+        snapshot = structs.replace(a_snapshot(jobs, cluster(4, cpu=8, gpu=4)), slot=place)
         found[place] = Recording(snapshot, ask(Drf(), snapshot), LoadBalance())
     learned = imitate_recordings(found, replace(QUICK, supervised_updates=200), slot_seconds=60.0, seed=0, min_jobs=1)
     assert learned.checkpoint.settings["fixed_sizes"] is False

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from policies.snapshots import a_job, a_snapshot, ask, cluster
 
 from dl2d.core.cluster import NodeSet
@@ -32,7 +33,7 @@ def a_slot(number: int, **sizes: tuple[Allocation, Allocation]) -> Recording:
         JobDecision(jobs[name].key, size, Reason(Constraint.SATISFIED, ""), previous=before)
         for name, (before, size) in sizes.items()
     )
-    snapshot = replace(a_snapshot(list(jobs.values()), cluster(2, cpu=64, gpu=8)), slot=number)
+    snapshot = structs.replace(a_snapshot(list(jobs.values()), cluster(2, cpu=64, gpu=8)), slot=number)
     return Recording(snapshot, Decision("some", "1", decided), LoadBalance())
 
 
@@ -59,7 +60,7 @@ def test_there_is_a_choice_where_a_job_waits_starts_ends_or_changes(
 def test_a_job_that_may_use_no_node_is_no_choice() -> None:
     slot = a_slot(2, j1=(ONE, ONE), j2=(NOTHING, NOTHING))
     held = NodeSet((a_job(2).key,), frozenset(), "Slurm does not start it now: JobHeldUser")
-    slot = replace(slot, snapshot=replace(slot.snapshot, node_sets=(held,)))
+    slot = replace(slot, snapshot=structs.replace(slot.snapshot, node_sets=(held,)))
     assert not has_choice(slot, a_slot(1, j1=(ONE, ONE)))
 
 
@@ -80,7 +81,7 @@ def test_starts_soon_after_an_observed_slot_count_in_that_slot(
     nodes = [cluster(1, cpu=cpu, gpu=8), cluster(2, cpu=64, gpu=8)]
     recorded = [
         replace(
-            each, snapshot=replace(each.snapshot, at=each.snapshot.at + number * seconds, nodes=nodes[number]),
+            each, snapshot=structs.replace(each.snapshot, at=each.snapshot.at + number * seconds, nodes=nodes[number]),
             decision=replace(each.decision, policy=policy),
         )
         for number, each in enumerate(slots)
@@ -108,7 +109,9 @@ def test_starts_count_in_all_slots_within_a_minute_before(seconds: list[float], 
     slots = [a_slot(number, **waits) for number in (1, 2, 3)] + [a_slot(4, j1=(ONE, ONE), j2=(NOTHING, TWO))]
     recorded = [
         replace(
-            each, snapshot=replace(each.snapshot, at=1000.0 + at), decision=replace(each.decision, policy="observed")
+            each,
+            snapshot=structs.replace(each.snapshot, at=1000.0 + at),
+            decision=replace(each.decision, policy="observed"),
         )
         for each, at in zip(slots, seconds, strict=True)
     ]  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 from policies.dl2.checkpoints import policy
 from policies.snapshots import given
 from throughput.test_gaussian_process import SMOOTH, SPREAD, of_model
@@ -50,7 +49,7 @@ def test_an_exploring_job_has_twice_the_optimism_unless_that_is_0() -> None:
     all_ = with_speeds(jobs, dict.fromkeys(range(3), B), [seen])
     [other, explores, another] = given(policy(), all_)
     assert explores != other == another
-    nothing_confirmed = replace(all_, job_speeds=())
+    nothing_confirmed = structs.replace(all_, job_speeds=())
     assert given(policy(), nothing_confirmed) == [other] * 3
     assert given(Dl2(policy().checkpoint, optimism=1.0), nothing_confirmed) == [explores] * 3
     assert len(set(given(Dl2(policy().checkpoint, optimism=0.0), all_))) == 1

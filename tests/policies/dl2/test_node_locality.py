@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import hypothesis
 import numpy as np
 import pytest
@@ -44,7 +42,9 @@ def points(speeds: NDArray[np.float64], *sizes: tuple[int, int]) -> tuple[SpeedP
 def seen(*shown: SpeedPoint) -> Snapshot:
     job = a_job(1, **SIZES)
     speeds = MeasuredSpeeds(TrainingKind.of(job.request), shown)
-    return replace(a_snapshot([job], cluster(4, cpu=6)), speeds=(speeds,), job_speeds=(JobSpeeds(job.key, shown),))
+    return structs.replace(
+        a_snapshot([job], cluster(4, cpu=6)), speeds=(speeds,), job_speeds=(JobSpeeds(job.key, shown),)
+    )
 
 
 def test_what_stays_on_a_node() -> None:
@@ -107,7 +107,7 @@ def test_how_much_is_spared_shows_in_how_the_sizes_of_a_known_kind_differ(spared
     least = min_worker_seconds(points(known, *sizes))
     assert least == 3.0  # half of which counts as computing
     measured = tuple(MeasuredSpeeds(kind, points(level * slow_talk(1.5, 1.5, spared), *sizes)) for kind in kinds)
-    snapshot = replace(a_snapshot(jobs, cluster(4, cpu=6)), speeds=measured)
+    snapshot = structs.replace(a_snapshot(jobs, cluster(4, cpu=6)), speeds=measured)
     layouts = Locality(snapshot, dict.fromkeys(kinds, least), lambda _: known)
     rates = layouts.to_few_nodes(jobs[0].request, known)
     assert 1 / rates[4, 4] == pytest.approx(1.5 / 4 + 1.5 * (1 - spared / 2), abs=1.5 * 0.11 / 2)  # it goes in tenths
@@ -116,7 +116,7 @@ def test_how_much_is_spared_shows_in_how_the_sizes_of_a_known_kind_differ(spared
 def test_nodes_that_are_down_do_not_count() -> None:
     here = seen(SpeedPoint(Allocation(2, 2), 1.0, 5))
     large = [structs.replace(node, capacity=Resources.of(cpu=60), state=NodeState.DOWN) for node in cluster(9)]
-    both = replace(here, nodes=(*large, *here.nodes))
+    both = structs.replace(here, nodes=(*large, *here.nodes))
 
     def nothing(request: JobRequest) -> NDArray[np.float64]:
         return np.zeros((request.max_ps + 1, request.max_workers + 1))
@@ -125,7 +125,7 @@ def test_nodes_that_are_down_do_not_count() -> None:
     rates = slow_talk(1.0, 1.0, 0.0)
     expected = Locality(here, {}, nothing).to_few_nodes(request, rates)
     assert Locality(both, {}, nothing).to_few_nodes(request, rates) == pytest.approx(expected)
-    assert Locality(replace(here, nodes=()), {}, nothing).to_few_nodes(request, rates) == pytest.approx(rates)
+    assert Locality(structs.replace(here, nodes=()), {}, nothing).to_few_nodes(request, rates) == pytest.approx(rates)
 
 
 def asked(chosen: Policy, snapshot: Snapshot, placement: LoadBalance | Optimus) -> Decision:

@@ -65,8 +65,8 @@ def test_a_job_whose_worker_needs_a_whole_node_starts_though_small_tasks_lie_on_
     # Where no task may leave its node, the reason says what is in the way, and the others lose nothing.
     silent = tuple(job.key for job in small)
     for fixed in (
-        replace(snapshot, floors=tuple((key, Allocation(3, 1)) for key in silent)),
-        replace(snapshot, silent=silent),
+        structs.replace(snapshot, floors=tuple((key, Allocation(3, 1)) for key in silent)),
+        structs.replace(snapshot, silent=silent),
     ):
         decision = ask(with_checkpoint(), fixed)
         assert [entry.allocation for entry in decision.jobs] == [(3, 1), (3, 1), (3, 1), NOTHING]
@@ -76,7 +76,7 @@ def test_a_job_whose_worker_needs_a_whole_node_starts_though_small_tasks_lie_on_
 def test_a_kind_that_the_checkpoint_does_not_know_is_explored_unless_that_is_asked_for() -> None:
     seen = measured({(1, 1): 10.0, (4, 4): 7.0, (1, 4): 7.0, (4, 1): 7.0, (1, 16): 5.0, (16, 1): 5.0, (16, 16): 5.0})
     job = a_job(1, **{**CPU, "max_workers": 16, "max_ps": 16})
-    snapshot = replace(a_snapshot([job], cluster(1, cpu=200)), speeds=(seen,))
+    snapshot = structs.replace(a_snapshot([job], cluster(1, cpu=200)), speeds=(seen,))
     [explores] = given(policy(), snapshot)
     assert tuple(explores) not in {tuple(point.allocation) for point in seen.points}
     [stays] = given(Dl2(policy().checkpoint, optimism=0.0), snapshot)
@@ -115,7 +115,7 @@ def test_live_speeds_count_before_those_of_the_checkpoint() -> None:
     snapshot = a_snapshot([a_job(1, **CPU)], cluster(1, cpu=20))
     assert given(KNOWING, snapshot) == [(3, 2)]
     live = measured({(3, 2): 0.1, (2, 1): 50.0})
-    assert given(KNOWING, replace(snapshot, speeds=(live,))) == [(2, 1)]
+    assert given(KNOWING, structs.replace(snapshot, speeds=(live,))) == [(2, 1)]
     assert given(KNOWING, snapshot) == [(3, 2)], "nothing is remembered"
 
 
@@ -124,10 +124,10 @@ def test_where_a_kind_is_slower_or_faster_altogether_what_the_checkpoint_knows_i
     snapshot = a_snapshot([a_job(1, **CPU)], cluster(1, cpu=20))
     [best] = given(KNOWING, snapshot)
     others = {size: factor * SPEEDS[size] for size in [(1, 1), (1, 2), (2, 1), (2, 2)]}
-    assert given(KNOWING, replace(snapshot, speeds=(measured(others),))) == [best]
+    assert given(KNOWING, structs.replace(snapshot, speeds=(measured(others),))) == [best]
     # Once that was measured here too, it says what it says.
     seen = others | {tuple(best): 0.5 * factor * SPEEDS[best], (3, 3): factor * 0.9 * SPEEDS[best]}
-    assert given(KNOWING, replace(snapshot, speeds=(measured(seen),))) == [(3, 3)]
+    assert given(KNOWING, structs.replace(snapshot, speeds=(measured(seen),))) == [(3, 3)]
 
 
 def test_a_resize_that_does_not_pay_is_not_made() -> None:

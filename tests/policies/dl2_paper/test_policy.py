@@ -342,7 +342,7 @@ def test_a_job_without_room_keeps_those_waiting_that_may_use_the_same_nodes(
     weights = {**checkpoint.weights, "policy.2.bias": np.array([0, 0, 0, 0, 0, 0, 1], dtype=np.float32)}
     nodes = [Node("n0", Resources.of(cpu=4, gpu=1)), Node("n1", Resources.of(cpu=8, gpu=3))]
     decision = ask(
-        Dl2PaperPolicy(replace(checkpoint, weights=weights)), replace(a_snapshot(jobs, nodes), node_sets=sets)
+        Dl2PaperPolicy(replace(checkpoint, weights=weights)), structs.replace(a_snapshot(jobs, nodes), node_sets=sets)
     )
     assert [entry.allocation for entry in decision.jobs] == sizes
 
@@ -407,7 +407,7 @@ def test_a_network_that_overflows_says_so_and_a_job_with_no_number_of_epochs_is_
     policy.network = network
     odd = replace(snapshot.jobs[1], progress=Progress(epoch=float("nan")))
     fresh = replace(snapshot.jobs[1], progress=Progress())
-    decisions = [ask(policy, replace(snapshot, jobs=(snapshot.jobs[0], job))) for job in (odd, fresh)]
+    decisions = [ask(policy, structs.replace(snapshot, jobs=(snapshot.jobs[0], job))) for job in (odd, fresh)]
     assert decisions[0] == decisions[1]
 
 
@@ -448,7 +448,7 @@ def test_capacity_that_changes_under_it_is_made_the_best_of() -> None:
     fewer = tuple(
         structs.replace(node, state=NodeState.DOWN) if place % 2 else node for place, node in enumerate(before.nodes)
     )
-    for seen in (before, replace(before, nodes=fewer), replace(before, nodes=before.nodes[:1]), before):
+    for seen in (before, structs.replace(before, nodes=fewer), structs.replace(before, nodes=before.nodes[:1]), before):
         decision = ask(policy, seen)
         check_decision(decision, seen)
         assert all(entry.reason.text for entry in decision.jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from sqlalchemy import text
 from store.samples import a_job, a_slot, starts
 
@@ -95,7 +96,9 @@ def test_history_leaves_out_jobs_of_which_only_the_time_is_known(store: SqlStore
     tasks = store.tasks(live=True)
     slot = a_slot(1, jobs, tasks)
     node = replace_used(slot.snapshot.nodes[0], tasks)
-    store.record_slot(replace(slot, at=begin + 2.0, snapshot=replace(slot.snapshot, nodes=(node,), tasks=tasks)))
+    store.record_slot(
+        replace(slot, at=begin + 2.0, snapshot=structs.replace(slot.snapshot, nodes=(node,), tasks=tasks))
+    )
     history = store.history(begin, begin + 100)
     assert [job.key.id for job in history.jobs] == ["1", "3"]
     with store._database.reading("a test") as connection:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from policies.snapshots import a_snapshot
 from tick.world import World
 
@@ -162,7 +163,7 @@ def test_a_job_that_has_room_leaves_the_remainder_to_later_ones() -> None:
 def test_earlier_jobs_and_those_on_other_nodes_are_not_held_back() -> None:
     other = Node("other", Resources.of(cpu=8, gpu=4))
     jobs = [waiting(1, 890, 9), running(2), waiting(3, 900, 8), waiting(4, 910, 1), waiting(5, 920, 1)]
-    snapshot = replace(
+    snapshot = structs.replace(
         a_snapshot(jobs, [*GPUS, other], {1: Allocation(1, 0)}),
         node_sets=(
             NodeSet(tuple(job.key for job in jobs[:4]), frozenset({"n0", "n1"}), "partition a"),
@@ -177,24 +178,24 @@ def test_a_job_that_cannot_start_holds_nobody_back() -> None:
     snapshot = a_snapshot(jobs, GPUS, {0: Allocation(1, 0)})
     limit = SharedLimit((jobs[1].key,), (("gpu", 4000),), "jobs of ann may hold gpu=4 together")
     assert asked(snapshot, unable=(jobs[1].key,)) is None
-    assert asked(replace(snapshot, limits=(limit,))) is None
+    assert asked(structs.replace(snapshot, limits=(limit,))) is None
     assert asked(snapshot, after=0.0) is None
 
 
 def test_others_are_held_back_until_it_trains() -> None:
     """A policy may take its tasks away again before that."""
     jobs = [waiting(1, 900, 8), waiting(2, 950, 1)]
-    has_tasks = replace(a_snapshot(jobs, GPUS, {0: Allocation(8, 0)}), floors=())
+    has_tasks = structs.replace(a_snapshot(jobs, GPUS, {0: Allocation(8, 0)}), floors=())
     assert asked(has_tasks) == HeldBack(jobs[0].key, (jobs[1].key,))
-    assert asked(replace(has_tasks, at=1070.0)) == HeldBack(jobs[0].key, (jobs[1].key,)), "its period is over"
+    assert asked(structs.replace(has_tasks, at=1070.0)) == HeldBack(jobs[0].key, (jobs[1].key,)), "its period is over"
     trains = replace(jobs[0], progress=Progress(at=990.0, epoch=0.1))
-    assert asked(replace(has_tasks, jobs=(trains, jobs[1]))) is None
+    assert asked(structs.replace(has_tasks, jobs=(trains, jobs[1]))) is None
 
 
 def test_the_decision_on_a_recorded_snapshot_is_the_same() -> None:
     jobs = [running(0), waiting(1, 900, 8), waiting(2, 950, 1)]
     snapshot = a_snapshot(jobs, GPUS, {0: Allocation(1, 0)})
-    snapshot = replace(snapshot, held_back=asked(snapshot))
+    snapshot = structs.replace(snapshot, held_back=asked(snapshot))
     decision = decide(snapshot, Deciders(Drf(), Drf(), LoadBalance()), 1)
     assert [str(entry.allocation) for entry in decision.jobs] == ["1w+0ps", "0w+0ps", "0w+0ps"]
     assert decision.jobs[2].binding_reason.text == (

@@ -603,7 +603,7 @@ def test_a_job_that_has_never_run_keeps_no_part_of_its_minimum_size_without_room
     nodes, run, failed, silent = (rules.pop(name, None) for name in ("nodes", "run", "failed", "silent"))
     snapshot = a_snapshot(jobs, nodes or BIG, held={0: Allocation(1, 0), 1: Allocation(1, 0)})
     if not run:
-        snapshot = replace(snapshot, floors=())
+        snapshot = structs.replace(snapshot, floors=())
     failures = {job.key: StartFailures(1, "exit status 1", snapshot.at - 1) for job in jobs if failed}
     decision = guard(
         a_decision(snapshot, (1, 1), (1, 1)), snapshot, GuardRules(**rules), GuardState(start_failures=failures),
@@ -649,7 +649,7 @@ def test_for_a_floor_tasks_leave_that_have_room_for_it(nodes, may_use, first, se
     jobs = [a_job(1, min_workers=2, **request), a_job(2, **request | change)]
     tasks = _workers_on(jobs, (first, second))
     used = Counter(task.node for task in tasks)
-    snapshot = replace(
+    snapshot = structs.replace(
         a_snapshot(jobs, [Node(name, Resources.of(cpu=cpus), Resources.of(cpu=used[name]), state)
                           for name, cpus, state in nodes]),
         tasks=tasks, floors=tuple((job.key, job.request.min_size) for job in jobs),
@@ -694,7 +694,7 @@ def test_for_floors_that_have_no_room_together_no_task_leaves(nodes, may_use, na
     jobs = [a_job(1, min_workers=3, **request), a_job(2, min_workers=3, **request), a_job(3, **request)]
     tasks = _workers_on(jobs, (*names, "uuuu"))
     used = Counter(task.node for task in tasks)
-    snapshot = replace(
+    snapshot = structs.replace(
         a_snapshot(jobs, [Node(name, Resources.of(cpu=cpus), Resources.of(cpu=used[name]), state)
                           for name, cpus, state in nodes]),
         tasks=tasks, floors=tuple((job.key, job.request.min_size) for job in jobs),
@@ -770,7 +770,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, Decision, GuardState, dict[A
     snapshot = a_snapshot(jobs, nodes, held)
     if draw(st.booleans()):  # a node that had jobs is gone, with all that others could have had of it
         first = structs.replace(snapshot.nodes[0], state=draw(st.sampled_from([NodeState.DRAINING, NodeState.DOWN])))
-        snapshot = replace(snapshot, nodes=(first, *snapshot.nodes[1:]))
+        snapshot = structs.replace(snapshot, nodes=(first, *snapshot.nodes[1:]))
     keys = [job.key for job in jobs]
     ago = st.sampled_from([0.0, 50.0, 150.0])
     guard_state = GuardState(
@@ -1046,7 +1046,7 @@ def test_the_generator_depends_on_seed_and_slot_alone() -> None:
 
     for seed, slot in ((7, 1), (7, 1), (7, 2), (8, 1)):
         deciders = Deciders(Scripted(draws), Fifo(), LoadBalance())
-        decide(replace(snapshot, slot=slot), deciders, seed)
+        decide(structs.replace(snapshot, slot=slot), deciders, seed)
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 3
 

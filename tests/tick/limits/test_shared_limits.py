@@ -143,7 +143,7 @@ def test_where_jobs_have_more_than_a_limit_allows_by_now_each_may_keep_that_and_
     assert [(each.jobs, each.most) for each in limits] == [
         ((keys[0], keys[1]), (("cpu", 63_000),)), ((keys[0],), (("gpu", 6000),)), ((keys[1],), (("gpu", 1000),)),
     ]  # fmt: skip
-    decision = decide(replace(snapshot, limits=limits), Deciders(Fifo(), Fifo(), LoadBalance()), 1)
+    decision = decide(structs.replace(snapshot, limits=limits), Deciders(Fifo(), Fifo(), LoadBalance()), 1)
     assert [entry.allocation.workers for entry in decision.jobs] == [6, 1]
     guarded = guard(decision, snapshot, GuardRules(), GuardState(), growth_limits=[limit])
     assert [entry.allocation.workers for entry in guarded.jobs] == [3, 1]
@@ -161,13 +161,15 @@ def test_a_recorded_slot_has_the_limits_and_one_from_before_them_is_read() -> No
     assert again == slot.proposed
     plain = as_plain(slot.snapshot)
     del plain["limits"]
-    assert decode(encode(plain), Snapshot) == replace(slot.snapshot, limits=())
+    assert decode(encode(plain), Snapshot) == structs.replace(slot.snapshot, limits=())
 
 
 def test_in_mode_canary_both_groups_share_a_limit() -> None:
     jobs = [replace(a_job(number, max_workers=8, max_ps=1), owner=OWNERS["ann"]) for number in (1, 2, 3)]
     snapshot = a_snapshot(jobs, cluster(4, cpu=64, gpu=8))
-    snapshot = replace(snapshot, limits=limits_for_policies(snapshot, GuardRules(per_user=Resources.of(gpu=6)), ()))
+    snapshot = structs.replace(
+        snapshot, limits=limits_for_policies(snapshot, GuardRules(per_user=Resources.of(gpu=6)), ())
+    )
     deciders = Deciders(Fifo(), Drf(), LoadBalance())
     decision = decide(snapshot, deciders, 1, canary=[jobs[1].key])
     sizes = [entry.allocation.workers for entry in decision.jobs]
@@ -180,7 +182,9 @@ def test_a_job_without_room_in_a_limit_is_not_one_for_which_room_appeared() -> N
     decision = decide(snapshot, Deciders(Fifo(), Fifo(), LoadBalance()), 1)
     nothing = tuple(replace(entry, allocation=entry.previous) for entry in decision.jobs)
     decision = replace(decision, jobs=nothing)
-    limited = replace(snapshot, limits=limits_for_policies(snapshot, GuardRules(per_user=Resources.of(gpu=1)), ()))
+    limited = structs.replace(
+        snapshot, limits=limits_for_policies(snapshot, GuardRules(per_user=Resources.of(gpu=1)), ())
+    )
     assert jobs_with_room(snapshot, decision, LoadBalance()) == {jobs[1].key}
     assert jobs_with_room(limited, decision, LoadBalance()) == frozenset()
 
@@ -192,7 +196,7 @@ def test_a_job_that_lacks_room_in_its_limit_says_nothing_about_others_with_equal
     jobs = [replace(a_job(n), owner=OWNERS[user]) for n, user in enumerate(("ann", "ann", "bob", "eve"), start=1)]
     snapshot = a_snapshot(jobs, cluster(2, cpu=16, gpu=8))
     limit = SharedLimit((jobs[0].key, jobs[1].key), (("gpu", 1000),), "ann has 1 GPU")
-    decision = decide(replace(snapshot, limits=(limit,)), Deciders(policy, Fifo(), LoadBalance()), 1)
+    decision = decide(structs.replace(snapshot, limits=(limit,)), Deciders(policy, Fifo(), LoadBalance()), 1)
     sizes = [entry.allocation.workers for entry in decision.jobs]
     assert sizes[:2] == [1, 0]
     assert min(sizes[2:]) >= 1
@@ -246,7 +250,7 @@ def _situations(draw: st.DrawFn) -> tuple[Snapshot, GuardRules, list[GrowthLimit
 @given(situation=_situations())
 def test_no_job_waits_for_room_that_there_is_and_the_guard_has_nothing_to_take(policy, placement, situation) -> None:
     snapshot, rules, growth_limits = situation
-    snapshot = replace(snapshot, limits=limits_for_policies(snapshot, rules, growth_limits))
+    snapshot = structs.replace(snapshot, limits=limits_for_policies(snapshot, rules, growth_limits))
     decision = decide(snapshot, Deciders(policy, Fifo(), placement), 1)
     assert decision.policy == policy.name, decision.fallback_cause
     check_decision(decision, snapshot)
@@ -301,4 +305,4 @@ def _after(plan: Plan, snapshot: Snapshot) -> Snapshot:
         structs.replace(node, used=Resources.total(task.demand for task in tasks if task.node == node.name))
         for node in snapshot.nodes
     )
-    return replace(snapshot, slot=snapshot.slot + 1, nodes=nodes, tasks=tuple(tasks))
+    return structs.replace(snapshot, slot=snapshot.slot + 1, nodes=nodes, tasks=tuple(tasks))

@@ -64,7 +64,7 @@ def a_task(job: Job, role: Role, number: int, state: TaskState, node: str = "n0"
 def test_tasks_of_the_highest_positions_leave_where_the_manager_stops_no_others() -> None:
     job = a_job(1)
     tasks = [a_task(job, W, number, TaskState.CONFIRMED, node=f"n{number}") for number in range(4)]
-    snapshot = replace(a_snapshot([job], cluster(4)), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot([job], cluster(4)), tasks=tuple(tasks))
     decision = Decision("test", "1", (JobDecision(job.key, Allocation(2, 0), WHY),))
     # The third waits for a container, and the first is in the highest one.
     positions = {tasks[0].tag: 3, tasks[1].tag: 1, tasks[3].tag: 0}
@@ -84,7 +84,7 @@ def test_those_that_have_not_begun_leave_first_then_the_newest() -> None:
     states = [TaskState.CONFIRMED, TaskState.ASKED, TaskState.JOINED, TaskState.GRANTED, TaskState.CONFIRMED]
     tasks = [a_task(job, Role.WORKER, number, state) for number, state in enumerate(states)]
     tasks.append(a_task(job, Role.WORKER, 9, TaskState.DRAINING))  # is leaving already and does not count
-    snapshot = replace(a_snapshot([job], cluster(1, cpu=99, gpu=99)), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot([job], cluster(1, cpu=99, gpu=99)), tasks=tuple(tasks))
     leaving = [[stop.task for stop in plan_for(snapshot, {1: (left, 0)}).stops] for left in (4, 3, 2, 1)]
     assert leaving == [
         ["worker-3"],
@@ -113,7 +113,7 @@ def test_tasks_on_closed_nodes_leave_first_unless_the_job_shrinks_for_want_of_ro
     job = a_job(1)
     tasks = [a_task(job, W, number, TaskState.JOINED, node=f"n{number % 2}") for number in range(4)]
     nodes = [Node("n0", Resources.of(cpu=8, gpu=4)), Node("n1", Resources.of(cpu=8, gpu=4), state=NodeState.DRAINING)]
-    snapshot = replace(a_snapshot([job], nodes), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot([job], nodes), tasks=tuple(tasks))
     reasons = () if guarded is None else (Reason(guarded, "the nodes have less"),)
     plans = (
         place(
@@ -224,7 +224,7 @@ def test_a_task_moves_to_let_a_larger_one_in_unless_its_coordinator_is_silent() 
     tasks = [a_task(small, Role.WORKER, number, TaskState.CONFIRMED, f"n{number}") for number in range(2)]
     tasks.append(a_task(large, Role.PS, 0, TaskState.CONFIRMED, "n2"))
     used = [structs.replace(node, used=Resources.of(cpu=1)) for node in cluster(3, cpu=4)]
-    snapshot = replace(a_snapshot([small, large], used), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot([small, large], used), tasks=tuple(tasks))
     decision = Decision(
         "test", "1",
         (JobDecision(small.key, Allocation(2, 0), WHY), JobDecision(large.key, Allocation(1, 1), WHY)),
@@ -243,7 +243,7 @@ def test_the_worker_of_rank_0_is_not_moved_where_it_is_the_only_one() -> None:
     )
     first, second = cluster(2, cpu=4)
     nodes = [structs.replace(first, used=Resources.of(cpu=1)), structs.replace(second, used=Resources.of(cpu=2))]
-    snapshot = replace(a_snapshot([small, large], nodes), tasks=tasks)
+    snapshot = structs.replace(a_snapshot([small, large], nodes), tasks=tasks)
     decided = JobDecision(small.key, Allocation(1, 0), WHY), JobDecision(large.key, Allocation(1, 1), WHY)
     plan = place(snapshot, Decision("test", "1", decided), LoadBalance())
     assert (plan.moves, plan.starts, plan.stops) == ((), (), ())
@@ -280,7 +280,7 @@ def test_a_task_waits_for_who_leaves_its_node_though_there_is_room_elsewhere() -
     assert [(item.job.id, item.role, item.nearest) for item in plan.deferred] == [("2", W, "n1")]
     left = tuple(task for task in snapshot.tasks if task.id != "worker-1")
     emptied = structs.replace(snapshot.nodes[1], used=Resources())
-    after = replace(snapshot, tasks=left, nodes=(snapshot.nodes[0], emptied, snapshot.nodes[2]))
+    after = structs.replace(snapshot, tasks=left, nodes=(snapshot.nodes[0], emptied, snapshot.nodes[2]))
     assert where(plan_for(after, {1: (2, 1), 2: (1, 1)}, nodes=nodes)) == [("2", W, "n1"), ("2", P, "n1")]
 
 
@@ -293,7 +293,7 @@ def test_the_first_worker_stays_where_another_is_in_the_way(nodes) -> None:
     tasks += [structs.replace(a_task(jobs[0], W, number, TaskState.CONFIRMED, "n0"), since=5.0) for number in (3, 1)]
     tasks.append(structs.replace(a_task(jobs[0], W, 2, TaskState.CONFIRMED, "n1"), since=7.0))
     used = [structs.replace(node, used=Resources.of(gpu=2)) for node in kept]
-    snapshot = replace(a_snapshot(jobs, used), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot(jobs, used), tasks=tuple(tasks))
     stops = {left: {stop.task for stop in plan_for(snapshot, {1: (left, 0), 2: (1, 0)}, nodes=nodes).stops}
              for left in (3, 2, 1, 0)}  # fmt: skip
     assert all("worker-1" not in stops[left] for left in (3, 2, 1))
@@ -363,7 +363,7 @@ def test_whatever_is_decided(nodes, shapes, present, named, placement) -> None:
         for number, (which, role, state) in enumerate(present)
         if jobs and not state.ended
     ]
-    snapshot = replace(a_snapshot(jobs, nodes), tasks=tuple(tasks))
+    snapshot = structs.replace(a_snapshot(jobs, nodes), tasks=tuple(tasks))
     named = [(which % len(jobs) + 1, role, node) for which, role, node in named if jobs]
     plan = plan_for(snapshot, wanted, placement, named)
     assert plan == plan_for(snapshot, wanted, placement, named)
@@ -444,7 +444,7 @@ def _decided(draw: st.DrawFn) -> tuple[Snapshot, dict[int, tuple[int, int]], lis
     keys = [job.key for job in jobs]
     some = draw(st.sets(st.sampled_from(keys))) if keys else set()
     node_sets = (NodeSet(tuple(sorted(some)), frozenset({"n0", "n2"}), "partition small"),) if some else ()
-    snapshot = replace(a_snapshot(jobs, list(nodes.values())), tasks=tuple(tasks), node_sets=node_sets)
+    snapshot = structs.replace(a_snapshot(jobs, list(nodes.values())), tasks=tuple(tasks), node_sets=node_sets)
     return snapshot, sizes, order[: draw(st.integers(0, len(order)))]
 
 
@@ -452,7 +452,7 @@ def _decided(draw: st.DrawFn) -> tuple[Snapshot, dict[int, tuple[int, int]], lis
 def test_a_job_that_has_nothing_starts_no_server_without_its_worker(has_server: bool) -> None:
     job = a_job(1)
     tasks = [a_task(job, W, 0, TaskState.DRAINING), a_task(job, P, 0, TaskState.CONFIRMED)]
-    snapshot = replace(a_snapshot([job], cluster(1)), tasks=tuple(tasks[: 1 + has_server]))
+    snapshot = structs.replace(a_snapshot([job], cluster(1)), tasks=tuple(tasks[: 1 + has_server]))
     start_both = Plan(starts=tuple(Start(job.key, role, "n0", job.request.demand(role)) for role in (W, P)))
     plan = within_limits(start_both, snapshot, {job.key: job.owner}, GuardRules(), {(job.key, W)})
     assert roles(plan) == (Counter({(job.key.id, P): 1}) if has_server else Counter())
@@ -489,7 +489,7 @@ def test_no_start_exceeds_a_limit_that_the_resource_manager_does_not_enforce(
 ) -> None:
     job, other = (replace(a_job(number), anchor=f"anchor-{number}") for number in (1, 2))
     running = a_task(job, W, 1, TaskState.CONFIRMED)
-    snapshot = replace(a_snapshot([job, other], cluster(1)), tasks=(running, a_task(other, W, 0, has)))
+    snapshot = structs.replace(a_snapshot([job, other], cluster(1)), tasks=(running, a_task(other, W, 0, has)))
     planned = Plan(starts=(Start(job.key, W, "n0", job.request.worker),) * 3)
     owners = {each.key: each.owner for each in (job, other)}
     limit = GrowthLimit(frozenset({job.anchor, other.anchor}), left, "elastic jobs may hold 50 %", enforced=False)
@@ -578,7 +578,7 @@ def test_before_their_time_limit_tasks_beyond_the_floor_leave_where_others_would
     held: tuple[int, int], leave: list[str]
 ) -> None:
     snapshot = a_snapshot([a_job(1)], cluster(4, cpu=8, gpu=2), held={0: Allocation(*held)})
-    snapshot = replace(snapshot, expiring=frozenset(task.tag for task in snapshot.tasks))
+    snapshot = structs.replace(snapshot, expiring=frozenset(task.tag for task in snapshot.tasks))
     job = snapshot.jobs[0]
     decision = Decision("test", "1", (JobDecision(job.key, Allocation(*held), WHY),))
     plan = place(snapshot, decision, LoadBalance(), without_replacement={(job.key, W), (job.key, P)})
@@ -596,7 +596,7 @@ def test_no_more_tasks_move_than_tasks_wait() -> None:
     used = Resources.of(cpu=1, gpu=1)
     nodes = [node if node.name == "n0" else structs.replace(node, used=used) for node in cluster(4, cpu=8, gpu=2)]
     nodes.append(Node("n4", Resources.of(cpu=16, gpu=8), Resources.of(cpu=11, gpu=5)))
-    snapshot = replace(
+    snapshot = structs.replace(
         a_snapshot([small, large], nodes), tasks=tuple(tasks), floors=((small.key, small.request.min_size),)
     )
     assert len(plan_for(snapshot, {1: (4, 1), 2: (2, 1)}).moves) == 1

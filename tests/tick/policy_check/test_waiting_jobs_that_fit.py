@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -103,7 +102,7 @@ def test_a_job_without_room_hides_needless_waits_of_jobs_that_may_use_its_nodes(
     why, size = Reason(Constraint.SATISFIED, "because"), Allocation(1, 1) if is_deferred else NOTHING
     decision = Decision("test", "1", (JobDecision(first.key, size, why), JobDecision(second.key, NOTHING, why)))
     plan = Plan(deferred=(Deferred(first.key, Role.WORKER, 1, "n0", ()),) if is_deferred else ())
-    found = startable_waiting_jobs(replace(snapshot, node_sets=tuple(sets)), decision, plan, LoadBalance())
+    found = startable_waiting_jobs(structs.replace(snapshot, node_sets=tuple(sets)), decision, plan, LoadBalance())
     assert found == ((second.key,) if counts else ())
 
 
@@ -212,7 +211,7 @@ def test_jobs_with_room(given, silent, with_room) -> None:
     why = Reason(Constraint.SATISFIED, "because")
     entries = [JobDecision(job.key, Allocation(*size), why, NOTHING) for job, size in zip(jobs, given, strict=True)]
     found = jobs_with_room(
-        replace(snapshot, silent=tuple(jobs[each - 1].key for each in silent)),
+        structs.replace(snapshot, silent=tuple(jobs[each - 1].key for each in silent)),
         Decision("test", "1", tuple(entries)),
         LoadBalance(),
     )

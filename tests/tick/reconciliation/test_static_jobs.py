@@ -281,7 +281,7 @@ def test_what_a_job_waits_for_and_holds_is_counted_once(build) -> None:
     world.manager.claims = [claim, foreign]
     report = world.tick()
     assert {each.room for each in report.snapshot.tasks} == {task}
-    assert [each.handle for each in report.snapshot.claims] == ["9"]
+    assert [each.handle for each in report.snapshot.grants] == ["9"]
     slot = world.store.slot(1)
     assert slot is not None
     assert slot.shadow is not None

@@ -30,7 +30,7 @@ from dl2d.tick.record import Report
 from dl2d.tick.tick_context import GuardRules
 from dl2d.tick.vacating import vacate_for_waiting_jobs
 from dl2d.tick.vacating.claim_history import ClaimHistory
-from dl2d.tick.vacating.vacate_for_waiting_jobs import MAX_LOST, RETRY_SECONDS, claim_nodes
+from dl2d.tick.vacating.vacate_for_waiting_jobs import MAX_LOST, RETRY_SECONDS, vacate_nodes
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_job_that_gets_all_memory_of_its_node_gets_that_of_the_node_that_is_ch
         world.manager.claims.append(
             claim(nodes=1, whole=False, demand=Resources.of(cpu=1), all_memory=True, eligible=eligible, planned=planned)
         )
-        ((node, room),) = [(each.nodes, each.room) for each in five_ticks(world).snapshot.claims]
+        ((node, room),) = [(each.nodes, each.room) for each in five_ticks(world).snapshot.grants]
         (taken,) = [each for each in nodes if (each.name,) == node]
         assert room == (Resources.of(cpu=1, memory=taken.capacity.get("memory")),)
         assert not any(task.role is Role.WORKER and task.node == taken.name for task in world.tasks(job))
@@ -191,7 +191,7 @@ def test_a_queue_of_ten_thousand_takes_no_more_than_can_be_met(world: World) -> 
     job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim(str(number), nodes=1 + number % 7) for number in range(10_000)]
     report = five_ticks(world)
-    assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
+    assert len({node for each in report.snapshot.grants for node in each.nodes}) == 3
     assert world.job(job).state is JobState.RUNNING
     assert world.has(job) == (2, 2)
 
@@ -208,7 +208,7 @@ def test_a_share_that_fits_on_no_node_is_spread_over_more(world: World) -> None:
     job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(nodes=1, whole=False, demand=Resources.of(cpu=16)))
     report = five_ticks(world)
-    (claimed,) = report.snapshot.claims
+    (claimed,) = report.snapshot.grants
     assert [room.get("cpu") for room in claimed.room] == [8, 8]
     assert world.has(job) == (4, 4)
 
@@ -217,7 +217,7 @@ def test_planned_nodes_are_vacated_first(world: World) -> None:
     job = world.settled(max_workers=8, max_ps=8)
     world.manager.claims.append(claim(planned=("n2", "n4")))
     report = five_ticks(world)
-    (claimed,) = report.snapshot.claims
+    (claimed,) = report.snapshot.grants
     assert claimed.nodes == ("n2", "n4")
     assert claimed.text == "free room is kept for job 812 of bob (priority 9000) on 2 nodes: n2, n4"
     assert (
@@ -334,7 +334,7 @@ def test_a_job_that_is_given_up_behind_others_takes_no_room_from_one_like_it_tha
         world.manager.claims = [behind] if minute < 3 else [behind, first]
         world.tick(60.0)
         world.settle()
-        got.append([each.handle for each in world.tick(0.0).snapshot.claims])
+        got.append([each.handle for each in world.tick(0.0).snapshot.grants])
     assert got[0] == ["1"]
     assert got[-2:] == [["2"], ["2"]]
 
@@ -347,9 +347,9 @@ def test_jobs_that_were_given_up_behind_others_are_tried_together_as_soon_as_one
     for _ in range(9):
         world.tick(60.0)
         world.settle()
-    assert world.tick(0.0).snapshot.claims == ()
+    assert world.tick(0.0).snapshot.grants == ()
     world.manager.claims = [structs.replace(array[0], behind_others=False), array[1]]
-    assert [each.handle for each in world.tick(60.0).snapshot.claims] == ["0", "1"]
+    assert [each.handle for each in world.tick(60.0).snapshot.grants] == ["0", "1"]
 
 
 def minutes_at(world: World, job: JobKey, size: tuple[int, int], minutes: int = 120) -> int:
@@ -386,7 +386,7 @@ def test_jobs_that_never_start_do_not_keep_nodes_vacated_in_turn(world: World, c
     assert minutes_at(world, job, (8, 8)) > 45
     # Those of other users are met.
     world.manager.claims.append(claim("900", priority=1000, user="eve"))
-    assert "900" in {each.handle for each in world.tick(1.0).snapshot.claims}
+    assert "900" in {each.handle for each in world.tick(1.0).snapshot.grants}
 
 
 @pytest.mark.parametrize("first_are_tasks", [True, False])
@@ -400,12 +400,12 @@ def test_a_users_waiting_elastic_tasks_and_other_jobs_are_not_given_up_with_one_
     for _ in range(90):
         world.tick(30.0)
         world.beat()
-    assert not world.tick(1.0).snapshot.claims
+    assert not world.tick(1.0).snapshot.grants
     alike = claim("900", priority=1000, demand=demands[0])
     world.manager.claims = [*first, structs.replace(alike, is_task=first_are_tasks)]
-    assert not world.tick(1.0).snapshot.claims
+    assert not world.tick(1.0).snapshot.grants
     world.manager.claims = [*first, structs.replace(alike, is_task=not first_are_tasks)]
-    assert [each.handle for each in world.tick(1.0).snapshot.claims] == ["900"]
+    assert [each.handle for each in world.tick(1.0).snapshot.grants] == ["900"]
 
 
 def test_a_job_that_could_not_start_yet_is_not_given_up_with_those_behind_it(world: World) -> None:
@@ -476,8 +476,8 @@ def test_planned_nodes_that_cannot_be_had_hide_none_behind_them_until_too_many_w
     front = [claim(str(each), 9, user="eve", planned=("n1",), expected_start=start) for each in range(100, 100 + count)]
     behind = claim(nodes=9, priority=1, planned=("n2",) if start < 60 else ("n3",), expected_start=start)
     listing = RmListing(0.0, nodes, anchors, claims=(*front, behind))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
-    assert [node for each in found.claims for node in each.nodes] == claimed
+    found, _ = vacate_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
+    assert [node for each in found.grants for node in each.nodes] == claimed
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ def test_room_of_a_planned_node_goes_to_no_claim_of_lower_priority(
         claim("813", 1, 8000, **planned, expected_start=world.now),
         claim("814", 1, 7000, whole=False, demand=Resources.of(cpu=2)),
     ]
-    found = {each.handle: (each.nodes, bool(each.leaving)) for each in world.tick(1.0).snapshot.claims}
+    found = {each.handle: (each.nodes, bool(each.leaving)) for each in world.tick(1.0).snapshot.grants}
     assert found == {"812": (("n1",), others < 8 and start < 60), "814": (("n2",), True)}
 
 
@@ -509,7 +509,7 @@ def test_claims_for_which_planned_nodes_are_vacated_do_not_count_as_met(world: W
     occupy(world, "7", "n1")
     world.settled(max_workers=8, max_ps=8)
     world.manager.claims = [claim(planned=("n1", "n2"), eligible=frozenset({"n1", "n2"})), claim("813", 1, 8000)]
-    assert len(world.tick(1.0).snapshot.claims) == 2
+    assert len(world.tick(1.0).snapshot.grants) == 2
     assert world.state.claim_history.met_count == {"813": 1}
 
 
@@ -570,7 +570,7 @@ def test_the_guard_enforces_a_claim_and_names_it(build) -> None:
     assert [reason.constraint for reason in entry.guarded] == [Constraint.CLAIM]
     assert "room made for job 812 of bob (priority 9000) on 2 nodes: " in entry.guarded[0].text
     assert len(report.plan.stops) == 8
-    (claimed,) = report.snapshot.claims
+    (claimed,) = report.snapshot.grants
     stay = {task.node for task in world.tasks(job) if task.state.wanted}
     assert stay == {"n1", "n2", "n3", "n4"} - set(claimed.nodes)
 
@@ -774,7 +774,7 @@ def test_a_claim_keeps_its_room_while_others_are_searched_for_in_vain_and_is_giv
     for _ in range(9):
         report = world.tick(50.0)
         world.beat()
-        has_room.append("812" in {each.handle for each in report.snapshot.claims})
+        has_room.append("812" in {each.handle for each in report.snapshot.grants})
     assert has_room == [True] * 5 + [False] * 4
 
 
@@ -784,7 +784,7 @@ def test_with_equal_floors_the_nodes_that_fewest_tasks_leave_are_vacated(world: 
     assert len(used) > 2
     world.manager.claims.append(claim(nodes=1))
     report = world.tick(1.0)
-    (claimed,) = report.snapshot.claims
+    (claimed,) = report.snapshot.grants
     by_node = {node.name: 0 for node in make_nodes()}
     for task in world.tasks(job):
         by_node[task.node] += 1
@@ -809,8 +809,8 @@ def test_the_site_keeps_nodes_free_as_far_as_floors_allow(world: World) -> None:
         report = world.tick(300.0)
         world.settle()
     assert world.has(job) == (2, 2)
-    assert len({node for each in report.snapshot.claims for node in each.nodes}) == 3
-    assert report.snapshot.claims[0].text.startswith("the site keeps 3 nodes of partition gpu free: n")
+    assert len({node for each in report.snapshot.grants for node in each.nodes}) == 3
+    assert report.snapshot.grants[0].text.startswith("the site keeps 3 nodes of partition gpu free: n")
     # A job that waits takes one of them.
     world.manager.claims.append(claim(nodes=1))
     report = world.tick(1.0)
@@ -942,7 +942,7 @@ def test_no_task_leaves_for_a_claim_that_rests_which_keeps_nodes_that_are_free_i
     lost = {vacate_for_waiting_jobs._kind(each): (world.elapsed,) * MAX_LOST for each in world.manager.claims}
     world.state = replace(world.state, claim_history=ClaimHistory(lost=lost))
     report = world.tick(1.0)
-    assert [each.nodes for each in report.snapshot.claims] == [("n4",)]
+    assert [each.nodes for each in report.snapshot.grants] == [("n4",)]
     assert report.plan.stops == ()
     assert report.resting_claims == ("812", "partition gpu")
     world.tick(RETRY_SECONDS)
@@ -955,10 +955,10 @@ def test_a_claim_that_takes_a_node_which_becomes_free_has_lost_none(world: World
     world.settled(min_workers=2, max_workers=2, min_ps=1, max_ps=1)
     world.manager.pending = True
     world.manager.claims = [keep_free(2)]
-    (kept,) = world.tick(1.0).snapshot.claims
+    (kept,) = world.tick(1.0).snapshot.grants
     assert (kept.nodes, len(kept.leaving)) == (("n2", "n3"), 2)
     world.manager.end("7")
-    (kept,) = world.tick(1.0).snapshot.claims
+    (kept,) = world.tick(1.0).snapshot.grants
     assert (kept.nodes, len(kept.leaving)) == (("n4", "n2"), 1)
     assert world.state.claim_history.lost == {}
 
@@ -1069,8 +1069,8 @@ def test_the_claim_of_highest_priority_is_met_as_soon_as_floors_allow_it(others:
             at=15.0 * tick, slot=1, nodes=nodes, jobs=(job,), tasks=tasks, floors=((job.key, Allocation(floor, 0)),)
         )
         listing = RmListing(15.0 * tick, nodes, (anchor,), claims=(claim("812", 2, 9900), *too_many))
-        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
-        met.append([each.handle for each in found.claims])
+        found, history = vacate_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
+        met.append([each.handle for each in found.grants])
     assert met == [[], [], [], ["812"]]
     assert len(history.queue) <= 1001  # those that do not wait any more are forgotten
 
@@ -1101,8 +1101,8 @@ def test_a_node_behind_many_whose_tasks_cannot_all_move_is_vacated(workers: int)
     listing = RmListing(0.0, held, anchors, claims=(claim(nodes=1),))
     history, met = ClaimHistory(), []
     for tick in range(4):
-        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
-        met.append([each.nodes for each in found.claims])
+        found, history = vacate_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
+        met.append([each.nodes for each in found.grants])
     assert [("n102",)] in met[:2]
     assert met[2:] == [[("n102",)]] * 2
 
@@ -1134,7 +1134,7 @@ def test_the_only_server_that_has_to_move_runs_until_its_replacement_has_joined_
             received = receive(world.job(job), world.tasks(job), said, world.now)
             world.store.change_tasks(received.tasks, world.now)
             world.store.report_progress(job, received.progress)
-            granted.append(bool(report.snapshot.claims))
+            granted.append(bool(report.snapshot.grants))
         assert {member["role"] for member in members} == {"worker", "ps"}
         assert granted[5]
         assert not granted[-1]
@@ -1240,8 +1240,8 @@ def test_claims_of_low_priority_have_their_turn_one_after_the_other(monkeypatch:
     listing = RmListing(0.0, tuple(nodes), (anchor,), claims=(*in_vain, claim("last", 1, 1)))
     history, met = ClaimHistory(), []
     for tick in range(8):
-        found, history = claim_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
-        met.append(bool(found.claims))
+        found, history = vacate_nodes(snapshot, listing, history, now=15.0 * tick, lead_seconds=60.0, allocations={})
+        met.append(bool(found.grants))
     assert met == [False] * 6 + [True] * 2  # it is the last of 33 behind the first eight
 
 
@@ -1261,6 +1261,6 @@ def test_tasks_of_floors_move_together_so_that_nodes_become_free(cpus: int, free
     snapshot = Snapshot(at=0.0, slot=1, nodes=nodes, jobs=tuple(jobs), tasks=tuple(tasks))
     anchors = (RmJob(handle=job.anchor, state=RmJobState.RUNNING, yields=Yields.ALWAYS) for job in jobs)
     listing = RmListing(0.0, nodes, tuple(anchors), claims=(keep_free(40),))
-    found, _ = claim_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
-    assert sum(len(each.nodes) for each in found.claims) == free
-    assert sum(len(each.leaving) for each in found.claims) == free
+    found, _ = vacate_nodes(snapshot, listing, ClaimHistory(), now=0.0, lead_seconds=60.0, allocations={})
+    assert sum(len(each.nodes) for each in found.grants) == free
+    assert sum(len(each.leaving) for each in found.grants) == free

@@ -230,7 +230,7 @@ def _listed(
     else:
         task = None
     # What has no tag may be an anchor.
-    if job.postponed or (job.state.holds_resources and (job.tag or len(placed) == 1)):
+    if job.begins_later or (job.state.holds_resources and (job.tag or len(placed) == 1)):
         job = replace(job, held=of_nodes)
     options = None
     if not job.state.ended:
@@ -403,7 +403,7 @@ def parse_job(record: Mapping[str, str], rules: Sequence[SlurmStaticJobRule]) ->
         not_executing=record["State"] in NOT_EXECUTING_STATES,
         node_refused=state is RmJobState.PENDING and is_node_refused(record["Reason"]),
         any_node=state is RmJobState.PENDING and says_nothing_of_node(record["Reason"]),
-        postponed=state is RmJobState.PENDING and record["Reason"] == "BeginTime",
+        begins_later=state is RmJobState.PENDING and record["Reason"] == "BeginTime",
         static=static_job(record, _allocated_or_requested(record), rules, started) if rules else None,
     )
     return job, placed

@@ -9,11 +9,11 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, JobState
-from dl2d.core.resize_guard_state import Postponement
+from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.tick.apply import may_submit_more
-from dl2d.tick.idle_coordinators import IdleHistory, find_postponements
-from dl2d.tick.reconcile import LEAVES_FOR_OTHERS, Reconciled
+from dl2d.tick.idle_coordinators import IdleHistory, find_requeues
+from dl2d.tick.reconcile import REQUEUED_FOR_ANOTHER_JOB, Reconciled
 from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Silence
 from dl2d.tick.tick_context import Context
 
@@ -27,7 +27,7 @@ _ROOM_FOR_ANOTHER = Silence(
 )
 
 
-def postpone_coordinators(
+def requeue_coordinators(
     context: Context, reconciled: Reconciled, history: IdleHistory, held_back: Collection[JobKey], now: float
 ) -> tuple[Reconciled, IdleHistory]:
     """Put idle coordinators back into the queue, or have them start sooner; the state after that, and the next history.
@@ -37,35 +37,35 @@ def postpone_coordinators(
     reached, the next ticks ask for; the round (``IdleHistory.rounds``) counts only when all of it was asked for. In a
     tick with coordinators to put back, jobs without tasks get none, except the beneficiary.
     """
-    postpone, guard_state, earlier = context.postpone, reconciled.guard_state, history
-    if postpone is None or reconciled.listing.incomplete:
+    requeue, guard_state, earlier = context.requeue, reconciled.guard_state, history
+    if requeue is None or reconciled.listing.incomplete:
         return reconciled, history
-    found, history = find_postponements(
+    found, history = find_requeues(
         reconciled.snapshot, [job for job in reconciled.jobs.values() if job.state is JobState.SUBMITTED],
-        reconciled.anchors, history, postponed=guard_state.postponed, placement=context.deciders.placement,
+        reconciled.anchors, history, requeued=guard_state.requeued, placement=context.deciders.placement,
         unable=reconciled.unable | set(held_back),
-        others_wait=any(not claim.standing and not claim.is_task for claim in reconciled.listing.claims),
+        foreign_jobs_wait=any(not claim.standing and not claim.is_task for claim in reconciled.listing.claims),
         wait_seconds=context.timeouts.queue_seconds + context.slot_seconds, now=now,
     )  # fmt: skip
     if not found.leaving and not found.returning:
         return reconciled, history
     # Before the resource manager is asked: its answer may be lost.
-    noted = {each.job.key: each.postponement for each in found.leaving}
-    guard_state = replace(guard_state, postponed={**guard_state.postponed, **noted})
+    noted = {each.job.key: each.requeue for each in found.leaving}
+    guard_state = replace(guard_state, requeued={**guard_state.requeued, **noted})
     context.store.check_lease()
     context.store.keep_guard_state(guard_state)
     requests = [
         *((each.job.key, each.anchor, each.seconds) for each in found.leaving),
         *((key, anchor, 0.0) for key, anchor in found.returning),
     ]
-    refused, all_asked, left = _ask(context, postpone, requests, noted)
+    refused, all_asked, left = _ask(context, requeue, requests, noted)
     rounds = history.rounds if all_asked else earlier.rounds if earlier.beneficiary == history.beneficiary else 0
     stay = noted.keys() & (refused | left)
     if stay:
-        kept = {key: why for key, why in guard_state.postponed.items() if key not in stay}
-        guard_state = replace(guard_state, postponed=kept)
+        kept = {key: why for key, why in guard_state.requeued.items() if key not in stay}
+        guard_state = replace(guard_state, requeued=kept)
         context.store.keep_guard_state(guard_state)
-    silent = {**reconciled.silent, **dict.fromkeys(noted.keys() - stay, LEAVES_FOR_OTHERS)}
+    silent = {**reconciled.silent, **dict.fromkeys(noted.keys() - stay, REQUEUED_FOR_ANOTHER_JOB)}
     if noted:
         # What is free already is part of the room that is made.
         with_tasks = {task.job for task in reconciled.snapshot.tasks} | {history.beneficiary}
@@ -80,9 +80,9 @@ def postpone_coordinators(
 
 def _ask(
     context: Context,
-    postpone: Callable[[RmIdentity, float], None],
+    requeue: Callable[[RmIdentity, float], None],
     requests: Sequence[tuple[JobKey, RmJob, float]],
-    noted: Mapping[JobKey, Postponement],
+    noted: Mapping[JobKey, Requeue],
 ) -> tuple[set[JobKey], bool, set[JobKey]]:
     """Ask the resource manager to start each anchor in so many seconds at the earliest.
 
@@ -94,12 +94,12 @@ def _ask(
         if number >= _MAX_PER_TICK or not may_submit_more(context, begin):
             return refused, False, {key for key, _, _ in requests[number:]}
         try:
-            postpone(anchor.identity, seconds)
+            requeue(anchor.identity, seconds)
         except Unavailable as error:
             log.warning("the resource manager does not answer", handle=anchor.handle, error=str(error))
             return refused, False, {key for key, _, _ in requests[number + 1 :]}
         except ResourceManagerError as error:
-            log.error("the resource manager does not postpone a coordinator", handle=anchor.handle, error=str(error))
+            log.error("the resource manager does not requeue a coordinator", handle=anchor.handle, error=str(error))
             refused.add(key)
             continue
         if key in noted:

@@ -1,4 +1,4 @@
-"""Postponing of anchors: they go back into Slurm's queue, with a time before which they do not start."""
+"""Requeue of anchors: they go back into Slurm's queue, with a time before which they do not start."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dl2d_slurm.jobs.squeue_jobs import IDENTITY_FIELDS, identities
 _FIELDS = (*IDENTITY_FIELDS, "State")
 
 
-def postpone(commands: Commands, anchor: RmIdentity, seconds: float) -> None:
-    """Put an anchor back into Slurm's queue (``scontrol requeue``) with a begin time; see ``PostponingManager``.
+def requeue(commands: Commands, anchor: RmIdentity, seconds: float) -> None:
+    """Put an anchor back into Slurm's queue (``scontrol requeue``) with a begin time; see ``RequeuingManager``.
 
     A begin time is used, not a hold, so that Slurm starts the job also if dl2d is down. If the second command fails,
     the job may start after two minutes. Slurm requeues no job that was submitted with ``--no-requeue``. With
