@@ -38,6 +38,11 @@ class Node(msgspec.Struct, frozen=True, gc=False):
     #: The resource manager's own word for the state, or an admin's reason.
     remark: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes new tasks."""
+        return self.state is NodeState.UP
+
 
 class TaskState(enum.StrEnum):
     """The resize state machine of one task; a task only moves forward through it.
@@ -78,6 +83,8 @@ _RANKS[TaskState.FAILED] = _RANKS[TaskState.RELEASED]
 _WANTED = frozenset(state for state, rank in _RANKS.items() if rank <= _RANKS[TaskState.CONFIRMED])
 
 
+#: The tasks of one job and role. They are alike, so a job may lose any of them.
+TaskGroup = tuple[JobKey, Role]
 #: Beginning of the note of a task that holds its resources and does not execute.
 NOT_EXECUTING = "does not execute: "
 
@@ -105,6 +112,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     #: What it holds by the resource manager's listing, if that is not its demand. Only in snapshots, whose demands are
     #: what tasks get (``RmListing.given``).
     held: Resources = NO_RESOURCES
+
+    @property
+    def group(self) -> TaskGroup:
+        """Its job and role."""
+        return self.job, self.role
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the resource manager has begun to run it."""
+        return self.state is not TaskState.ASKED
 
     @property
     def why_not_executing(self) -> str:
@@ -295,9 +312,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def begun(self) -> dict[JobKey, Allocation]:
         """The tasks of each job that have begun to run and are not to leave."""
-        return msgspec.structs.replace(
-            self, tasks=tuple(task for task in self.tasks if task.state is not TaskState.ASKED)
-        ).held()
+        return msgspec.structs.replace(self, tasks=tuple(task for task in self.tasks if task.has_begun)).held()
 
 
 def in_submit_order(jobs: list[Job]) -> tuple[Job, ...]:

@@ -128,7 +128,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def set_aside_with(self) -> tuple[str, bool]:
-        """The claims with which it is given up: those of its user that are tasks, or those that are none."""
+        """The claims with which it is set aside: those of its user that are tasks, or those that are none."""
         return self.user, self.is_task
 
 

@@ -20,7 +20,7 @@ class TickLog:
         self._set_aside: SetAside | None = None
         #: Whether the last listing was incomplete, and the remarks on it.
         self._listing: tuple[bool, tuple[str, ...]] = (False, ())
-        self._resting_claims = frozenset[str]()
+        self._losing_claims = frozenset[str]()
         self._users_of_unknown = frozenset[str]()
 
     def write(self, report: Report, idle_seconds: float) -> bool:
@@ -34,8 +34,8 @@ class TickLog:
                 policy=report.decision.policy,
                 fallback_after_seconds=idle_seconds,
             )
-        before, self._resting_claims = self._resting_claims, frozenset(report.resting_claims)
-        if new := sorted(self._resting_claims - before):
+        before, self._losing_claims = self._losing_claims, frozenset(report.losing_claims)
+        if new := sorted(self._losing_claims - before):
             log.warning(
                 "several times tasks left nodes for waiting jobs that then did not get them; for an hour no tasks "
                 "leave nodes for these jobs",

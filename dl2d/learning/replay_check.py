@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dl2d.core.cluster import Node, NodeState
+from dl2d.core.cluster import Node
 from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
@@ -54,7 +54,7 @@ def generated_load(
 
     ``speeds`` are those that were measured; of other kinds the throughput model's are taken.
     """
-    resources = tuple(node.capacity for node in nodes if node.state is NodeState.UP)
+    resources = tuple(node.capacity for node in nodes if node.is_open)
     if not requests or not resources:
         return None
     rng = np.random.default_rng(0)

@@ -303,7 +303,7 @@ class LocalManager:
         nodes = {node.name: node for node in self.listing().nodes}
         if not task.node:
             for node in nodes.values():
-                if node.state is NodeState.UP and task.demand.fits_in(node.capacity.minus(node.used)):
+                if node.is_open and task.demand.fits_in(node.capacity.minus(node.used)):
                     return node.name
             raise Rejected(f"{task.tag}: no node has room for {task.demand}")
         chosen = nodes.get(task.node)
@@ -311,7 +311,7 @@ class LocalManager:
             raise NotFound(
                 f"{task.tag}: there is no node {task.node!r}; the config declares {some_of(list(self._capacity))}"
             )
-        if chosen.state is not NodeState.UP:
+        if not chosen.is_open:
             raise Rejected(f"{task.tag}: node {task.node} takes no tasks ({chosen.remark})")
         if missing := task.demand.shortfalls(chosen.capacity):
             raise Rejected(f"{task.tag}: node {task.node} is too small: {'; '.join(map(str, missing))}")

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from dl2d.core.cluster import NodeState, Snapshot, Task
+from dl2d.core.cluster import Snapshot, Task
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.packing.bin_packing import Packing
@@ -104,7 +104,7 @@ def _running(snapshot: Snapshot) -> _Running:
     found: dict[tuple[JobKey, Role], list[Task]] = defaultdict(list)
     for task in sorted(snapshot.tasks, key=attrgetter("number")):
         if task.state.wanted and task.job in jobs and task.node in nodes:
-            found[task.job, task.role].append(task)
+            found[task.group].append(task)
     return found
 
 
@@ -119,7 +119,7 @@ class _Choice(NamedTuple):
 
 def _remaining_work(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job x what it holds meanwhile; seconds x average machines."""
-    count = sum(node.state is NodeState.UP for node in snapshot.nodes)
+    count = sum(node.is_open for node in snapshot.nodes)
     whole = dict(snapshot.capacity.thousandths)
 
     def machines(demand: Resources) -> float:

@@ -1,4 +1,4 @@
-"""Nodes that a job avoids for a while: a task of it failed or did not start there, or the node was refused to it. Pure.
+"""Nodes that a job avoids for a while: a task of it failed or did not start there, or the node was refused to it.
 
 The same may happen to each further task there, and as the node stays empty it would be chosen again and again. What was
 refused or failed is remembered, so that the next tasks are asked for elsewhere.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from dl2d.core.backoff_after_failed_starts import doubled
-from dl2d.core.cluster import Node, NodeSet, NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
@@ -191,9 +191,7 @@ class EmptyNodes:
     """The nodes that accept tasks, as if nothing ran on them."""
 
     def __init__(self, nodes: Iterable[Node], placement: Placement) -> None:
-        self._nodes = [
-            Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in nodes if node.state is NodeState.UP
-        ]
+        self._nodes = [Node(node.name, node.capacity, NO_RESOURCES, node.state) for node in nodes if node.is_open]
         self._placement = placement
         #: Names of the nodes with room for a demand, and how many of some nodes these are.
         self._with_room: dict[Resources, frozenset[str]] = {}

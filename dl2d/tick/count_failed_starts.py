@@ -1,4 +1,4 @@
-"""Numbers of consecutive failed attempts to start the tasks of each job. Pure."""
+"""Numbers of consecutive failed attempts to start the tasks of each job."""
 
 from __future__ import annotations
 

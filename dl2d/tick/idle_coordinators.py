@@ -3,15 +3,15 @@ room for its tasks.
 
 Where users submit anchors that hold resources, the resource manager may start so many that no job has room for its
 tasks. If a job has lacked its minimum size for ``queue_seconds`` plus one slot and would fit without some idle
-coordinators of later jobs, the latest of these are put back into the queue. They lose no work, since they have not
+coordinators of later jobs, the latest of these are requeued. They lose no work, since they have not
 trained. (By that time a decision was made on the job, and its tasks wait in the queue, if there is one.)
 
 - One job at a time is the beneficiary: until it has its tasks, only its tasks wait in the queue, all together, so that
   the room does not go to tasks of several jobs of which none can start (``queued_tasks``). It is the beneficiary for
   ``MAX_BENEFICIARY_SECONDS`` at most; after that another job can be.
-- Other coordinators that wait may take the room before it. They are put back as soon as they are ready, and each time
+- Other coordinators that wait may take the room before it. They are requeued as soon as they are ready, and each time
   twice as many as the time before.
-- A coordinator that was put back starts again after 2 x (``queue_seconds`` + slot) at the earliest, doubled with each
+- A coordinator that was requeued starts again after 2 x (``queue_seconds`` + slot) at the earliest, doubled with each
   time that its job was requeued before, for whatever reason, up to 32 times (5 doublings). The resource manager starts
   it then, also if dl2d has ended meanwhile. When no job lacks tasks any more and there is room, it starts sooner.
 """
@@ -32,13 +32,13 @@ from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.resources import NO_RESOURCES, WHOLE_NODE, Resources
 
-#: Maximum time for which coordinators are put back for the same job.
+#: Maximum time for which coordinators are requeued for the same job.
 MAX_BENEFICIARY_SECONDS = 3600.0
 #: Maximum number of times that the time until a coordinator starts again is doubled.
 _MAX_DOUBLINGS = 5
-#: Slurm starts a job that was put back no sooner than after two minutes, as its credential is valid until then.
+#: Slurm starts a job that was requeued no sooner than after two minutes, as its credential is valid until then.
 _MIN_QUEUED_SECONDS = 130.0
-#: Maximum number of coordinators that one repeated round puts back.
+#: Maximum number of coordinators that one repeated round requeues.
 _MAX_PER_ROUND = 32
 #: Maximum number of different demands of jobs that are examined per tick.
 _MAX_EXAMINED = 16
@@ -52,13 +52,13 @@ class IdleHistory:
 
     #: Since when each ready job has lacked tasks of its minimum size.
     lacking_since: Mapping[JobKey, float] = field(default_factory=dict)
-    #: Job for which coordinators are put back; None: no job.
+    #: Job for which coordinators are requeued; None: no job.
     beneficiary: JobKey | None = None
     #: When it became that job.
     beneficiary_since: float = 0.0
-    #: How many rounds were made for it.
+    #: How many times coordinators were requeued for it.
     rounds: int = 0
-    #: Jobs whose coordinators the resource manager does not put back.
+    #: Jobs whose coordinators the resource manager does not requeue.
     refused: frozenset[JobKey] = frozenset()
     #: Job with which the next tick continues, if there were more demands than it could examine; None: with the first.
     continue_at: JobKey | None = None
@@ -66,7 +66,7 @@ class IdleHistory:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRequeue:
-    """An idle coordinator that goes back into the queue."""
+    """An idle coordinator that is requeued."""
 
     job: Job
     anchor: RmJob
@@ -77,7 +77,7 @@ class CoordinatorRequeue:
 
 @dataclass(frozen=True, slots=True)
 class Requeues:
-    """Coordinators to put back into the queue, and anchors that were put back and may start again now."""
+    """Coordinators to requeue, and anchors that were requeued and may start again now."""
 
     leaving: tuple[CoordinatorRequeue, ...] = ()
     returning: tuple[tuple[JobKey, RmJob], ...] = ()
@@ -88,7 +88,7 @@ def find_requeues(
     requeued: Mapping[JobKey, Requeue], placement: Placement, unable: Collection[JobKey],
     foreign_jobs_wait: bool, wait_seconds: float, now: float,
 ) -> tuple[Requeues, IdleHistory]:  # fmt: skip
-    """Which idle coordinators are put back or start again, and the next history. Pure.
+    """Which idle coordinators are requeued or start again, and the next history.
 
     Parameters
     ----------
@@ -99,14 +99,14 @@ def find_requeues(
     anchors
         The anchor of each job that is listed.
     requeued
-        Jobs whose coordinators were put back (``GuardState.requeued``).
+        Jobs whose coordinators were requeued (``GuardState.requeued``).
     unable
         Jobs of which no task would start: their coordinators are silent, they wait after failed attempts, or they are
         held back.
     foreign_jobs_wait
-        Whether jobs that are not dl2d's wait for room.
+        Whether foreign jobs wait for room.
     wait_seconds
-        How long a job lacks tasks of its minimum size before idle coordinators are put back for it.
+        How long a job lacks tasks of its minimum size before idle coordinators are requeued for it.
     now
         Seconds on a monotonic clock.
     """
@@ -151,7 +151,7 @@ def find_requeues(
             continue
         examined.add(demand)
         if room.fits(job, lacks):
-            if is_beneficiary:  # what was given up for it, or is being given up, is free or about to be
+            if is_beneficiary:  # the room that coordinators have left for it, or are leaving, is free or about to be
                 return Requeues(), replace(history, lacking_since=since)
             continue
         later = [each for each in idle if submit_order(each.key) > submit_order(job.key)]
@@ -168,7 +168,7 @@ def find_requeues(
 
 
 def _may_leave(job: Job, anchor: RmJob | None) -> bool:
-    """Whether a ready job has never trained, and its anchor runs, holds room and may be put back into the queue."""
+    """Whether a ready job has never trained, and its anchor runs, holds room and may be requeued."""
     trained = job.progress.version > 0 or job.started_at is not None or job.coordinator_end
     if anchor is None or trained:
         return False
@@ -182,7 +182,7 @@ def _requeue_of(job: Job, anchor: RmJob, beneficiary: Job, at: float, wait_secon
 
 
 def _reason(job: Job, beneficiary: Job) -> str:
-    """Why a job's coordinator is put back, for its user, to whom jobs of others are not named."""
+    """Why a job's coordinator is requeued, for its user, to whom foreign jobs are not named."""
     own = beneficiary.owner.user == job.owner.user
     name = f"job {beneficiary.key.id} ({beneficiary.request.name})" if own else "another user's job"
     return (
@@ -207,7 +207,7 @@ class _Room:
         floors, kept = dict(snapshot.floors), dict[tuple[JobKey, Role], int]()
         self._free: dict[str, list[Resources]] = {}
         for task in sorted(snapshot.tasks, key=lambda task: task.number):
-            group = task.job, task.role
+            group = task.group
             kept[group] = kept.get(group, 0) + task.state.wanted
             surplus = task.job in floors and kept[group] > floors[task.job].count(task.role)
             if not task.state.wanted or surplus:

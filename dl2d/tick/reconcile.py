@@ -459,4 +459,4 @@ def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozense
 def _tasks_that_may_run_unreported(live: LiveJobs, listing: RmListing) -> frozenset[str]:
     """Tags of tasks that may run, of jobs whose containers have not all reported to the resource manager."""
     jobs = {job.key for job in live.jobs if job.anchor in listing.unreported}
-    return frozenset(task.tag for task in live.tasks if task.job in jobs and task.state is not TaskState.ASKED)
+    return frozenset(task.tag for task in live.tasks if task.job in jobs and task.has_begun)

@@ -50,7 +50,7 @@ class Report:
     #: Running tasks, by user, that the store never asked for (``tasks_of_another_database``).
     unknown_tasks: Mapping[str, int] = field(default_factory=dict)
     #: Handles of claims for which no task leaves a node for a while (``vacate_for_waiting_jobs``).
-    resting_claims: tuple[str, ...] = ()
+    losing_claims: tuple[str, ...] = ()
     #: Number of coordinators without tasks that leave for other jobs, or wait since they did (``idle_coordinators``).
     requeued: int = 0
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from dl2d.core.cluster import Snapshot, submit_order
+from dl2d.core.cluster import Snapshot, TaskGroup, submit_order
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.apply import apply
 from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts
@@ -166,7 +165,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         set_aside=set_aside, policy_failures=policy_failures, decided=decided, seconds=context.timer() - begin,
         mode=mode, incomplete=incomplete, listing_remarks=observed.listing.remarks, remarks=reconciled.remarks,
         stray_remarks=reconciled.stray_remarks, unknown_tasks=reconciled.unknown_tasks,
-        resting_claims=claim_history.resting, requeued=len(reconciled.guard_state.requeued),
+        losing_claims=claim_history.losing, requeued=len(reconciled.guard_state.requeued),
     )  # fmt: skip
     state = replace(
         state, claim_history=claim_history, limit_history=limit_history, queue_history=queue_history,

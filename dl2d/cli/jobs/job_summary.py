@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dl2d.cli.output import duration
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import Task
 from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import Allocation, Job, JobState, Role
 
@@ -51,7 +51,7 @@ def remark_on_silence(job: Job, now: float) -> str:
 
 def remark_on_tasks(tasks: Iterable[Task]) -> str:
     """How many tasks of a job hold their resources and do not execute; empty for none."""
-    begun = [task for task in tasks if task.state.wanted and task.state is not TaskState.ASKED]
+    begun = [task for task in tasks if task.state.wanted and task.has_begun]
     words, reasons = [], dict.fromkeys(task.why_not_executing for task in begun if task.why_not_executing)
     for role, name in ((Role.WORKER, "workers"), (Role.PS, "parameter servers")):
         of_role = [task for task in begun if task.role is role]

@@ -16,7 +16,7 @@ from operator import add, attrgetter, sub
 
 from msgspec import structs
 
-from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task
+from dl2d.core.cluster import Node, NodeSet, NodeState, SharedLimit, Task, TaskGroup
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, JobRequest, Role
 from dl2d.core.packing.no_room_reasons import NoRoomReasons
 from dl2d.core.packing.node_classes import EVERY_NODE, NodeClass, NodeClasses, Vector
@@ -27,13 +27,11 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 
 #: Demands of a worker and of a PS, how many of them, and the nodes that they may use (None: all nodes).
 JobDemand = tuple[Resources, Resources, Allocation, frozenset[str] | None]
-#: Tasks of one role of a job.
-_Kind = tuple[JobKey, Role]
 #: Equal tasks that are added one after the other.
 _Batch = tuple[Role, Resources, int]
 #: Equal tasks that were added, one to each of some nodes; the class that these were of; and whose task it is, where
 #: one that runs already was taken up.
-_Step = tuple[Sequence[int], NodeClass, Vector, _Kind | None]
+_Step = tuple[Sequence[int], NodeClass, Vector, TaskGroup | None]
 
 
 def job_demand(request: JobRequest, size: Allocation, nodes: frozenset[str] | None) -> JobDemand:
@@ -84,7 +82,7 @@ class Packing:
         self._vectors = ResourceVectors({node.capacity for node in self._nodes} | demands, node_sets)
         self._bundles: dict[tuple[Resources, Resources], Resources] = {}
         #: Tasks that run and were not taken up yet, those with the lowest numbers last.
-        self._incumbents: dict[_Kind, list[tuple[int, Vector]]] = defaultdict(list)
+        self._incumbents: dict[TaskGroup, list[tuple[int, Vector]]] = defaultdict(list)
         self._classes = NodeClasses(placement, *self._vectors.sizes)
         self._append_nodes(incumbents, leaving, demands, counted=counted)
         #: What was added since the last call of ``add`` or its like.
@@ -130,7 +128,7 @@ class Packing:
         for task in sorted(incumbents, key=attrgetter("number"), reverse=True):
             if (number := self._number.get(task.node)) is not None:
                 demand = amounts[task.room]
-                self._incumbents[task.job, task.role].append((number, (*demand, EVERY_NODE)))
+                self._incumbents[task.group].append((number, (*demand, EVERY_NODE)))
                 held[number].append(demand)
         for task in leaving:
             if (number := self._number.get(task.node)) is not None:
@@ -148,7 +146,7 @@ class Packing:
                 if counted:
                     used = tuple(map(max, map(sub, used, map(add, reserved, left)), nothing))
                 node_class = known[like] = self._classes.of(vectors.amounts(node.capacity), used, reserved, of_sets)
-            self._classes.append(node_class, takes_tasks=node.state is NodeState.UP)
+            self._classes.append(node_class, takes_tasks=node.is_open)
 
     @property
     def first_node_only(self) -> bool:
@@ -232,8 +230,8 @@ class Packing:
 
     def _take_up(self, job: JobKey, role: Role, count: int) -> int:
         """Take up so many incumbents where they are, up to the first that has no room there; returns how many."""
-        kind, classes = (job, role), self._classes
-        waiting = self._incumbents.get(kind, [])
+        group, classes = (job, role), self._classes
+        waiting = self._incumbents.get(group, [])
         taken = 0
         while taken < count and waiting:
             node, demand = waiting[-1]
@@ -241,11 +239,11 @@ class Packing:
             if not before.fits(demand):
                 break
             classes.move((node,), classes.with_reserved(before, demand))
-            self._steps.append(((node,), before, demand, kind))
+            self._steps.append(((node,), before, demand, group))
             waiting.pop()
             taken += 1
         if not waiting:
-            self._incumbents.pop(kind, None)
+            self._incumbents.pop(group, None)
         return taken
 
     def _place(self, demand: Resources, count: int, job: JobKey | None) -> int:

@@ -1,10 +1,10 @@
-"""Order in which the tasks of a job leave when it shrinks, and the worker that stays longest. Pure."""
+"""Order in which the tasks of a job leave when it shrinks, and the worker that stays longest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.decision import FOR_WANT_OF_ROOM, Decision
 
 #: Sort key for the tasks of a group, by which those that leave first come first.
@@ -22,7 +22,7 @@ def leaving_order_by_reason(snapshot: Snapshot, decision: Decision) -> LeavingOr
 
     Of a job that shrinks for want of room they leave last, since nobody gets their room.
     """
-    up = {node.name for node in snapshot.nodes if node.state is NodeState.UP}
+    up = {node.name for node in snapshot.nodes if node.is_open}
     for_room = {
         entry.job
         for entry in decision.jobs

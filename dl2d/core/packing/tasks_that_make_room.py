@@ -1,4 +1,4 @@
-"""Making room: chooses the tasks that leave or move so that waiting tasks fit on a node. Pure.
+"""Making room: chooses the tasks that leave or move so that waiting tasks fit on a node.
 
 A decision says how many tasks a job has, but each task needs its resources on one node: one free GPU on each of four
 nodes does not help a task that needs two. Therefore the tasks that wait determine which tasks of a shrinking job leave,
@@ -16,14 +16,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot, Task, TaskState
+from dl2d.core.cluster import Snapshot, Task, TaskGroup, TaskState
 from dl2d.core.decision import Decision
-from dl2d.core.jobs import TASK_ROLES, JobKey, Role
+from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing.task_leaving_order import leaving_order
 from dl2d.core.resources import NO_RESOURCES, Resources
-
-#: The tasks of one job and role. They are alike, so a job may lose any of them.
-TaskGroup = tuple[JobKey, Role]
 
 #: Maximum number of waiting tasks for which room is made in one tick; the others wait for the next.
 MAX_WAITING_TASKS = 64
@@ -53,7 +50,7 @@ class TaskGroups:
         wanted: dict[TaskGroup, list[Task]] = defaultdict(list)
         for task in snapshot.tasks:
             if task.state.wanted:
-                wanted[task.job, task.role].append(task)
+                wanted[task.group].append(task)
         surplus = {
             (job.key, role): max(held[job.key].count(role) - allocations[job.key].count(role), 0)
             for job in snapshot.jobs
@@ -115,10 +112,10 @@ def make_room(
     moving: list[tuple[Task, str]] = []
     without_room = list(waiting[MAX_WAITING_TASKS:])
     #: Demands for which no room could be made since the cluster last changed.
-    hopeless: set[_Wanted] = set()
+    without_room_now: set[_Wanted] = set()
     for task in waiting[:MAX_WAITING_TASKS]:
         demand = _Wanted(task.demand, may_use.get(task.group[0]))
-        if demand in hopeless:
+        if demand in without_room_now:
             without_room.append(task)
             continue
         node = cluster.first_with_room(demand)
@@ -134,11 +131,11 @@ def make_room(
                 cluster.move(*move)
             moving += vacated.moving
         if node is None:
-            hopeless.add(demand)
+            without_room_now.add(demand)
             without_room.append(task)
         else:
             cluster.reserve(node, task.demand)
-            hopeless.clear()
+            without_room_now.clear()
     return RoomMade(tuple(leaving), tuple(moving), tuple(without_room))
 
 
@@ -173,7 +170,7 @@ class _Cluster:
         self._surplus = Counter({group: count for group, count in surplus.items() if count > 0})
         self._tasks = {(task.job, task.id): task for task in tasks if task.node in self._free}
         #: Tasks of these groups by node, in the order in which they leave.
-        self._leavable = _by_node(task for task in self._tasks.values() if (task.job, task.role) in self._surplus)
+        self._leavable = _by_node(task for task in self._tasks.values() if task.group in self._surplus)
         self._leavable_nodes = sorted(self._leavable, key=self._index.__getitem__)
         #: By demand, whether it fits on each node, in the order of the nodes.
         self._fits: dict[_Wanted, list[bool]] = {}
@@ -206,7 +203,7 @@ class _Cluster:
     def remove(self, node: str, tasks: Iterable[Task]) -> None:
         """Take out surplus tasks of a node, which leave."""
         for task in tasks:
-            self._surplus[task.job, task.role] -= 1
+            self._surplus[task.group] -= 1
             self._drop(task)
             self._free[node] += task.room
         self._changed(node)
@@ -254,7 +251,7 @@ class _Cluster:
         leaving: list[Task] = []
         movable: list[Task] = []
         for task in self._on_node[node]:
-            group = task.job, task.role
+            group = task.group
             if surplus[group] > 0:
                 surplus[group] -= 1
                 leaving.append(task)
@@ -303,8 +300,7 @@ class _Cluster:
         return _by_node(
             task
             for task in self._tasks.values()
-            if (task.job, task.role) in self._surplus
-            or (task.state is TaskState.CONFIRMED and (task.job, task.role) not in self._waiting)
+            if task.group in self._surplus or (task.state is TaskState.CONFIRMED and task.group not in self._waiting)
         )
 
     def _drop(self, task: Task) -> None:
@@ -352,7 +348,7 @@ class _Cluster:
             best, most_helped = None, 0
             for task in candidates:
                 helped = sum([name in short for name, _ in task.room.thousandths])
-                group = task.job, task.role
+                group = task.group
                 if helped > most_helped and self._surplus[group] > groups[group]:
                     best, most_helped = task, helped
             if best is None:

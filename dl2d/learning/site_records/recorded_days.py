@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from dl2d.core.cluster import NodeState
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
 from dl2d.core.resources import Resources
@@ -173,7 +172,7 @@ def _offered(cluster_states: Sequence[ClusterState]) -> tuple[Resources, ...]:
     seen: dict[str, list[Resources]] = defaultdict(list)
     for state in cluster_states:
         for node in state.nodes:
-            if node.state is NodeState.UP:
+            if node.is_open:
                 seen[node.name].append(node.capacity.minus(node.used))
     missing = {name: [Resources()] * (len(cluster_states) - len(each)) for name, each in seen.items()}
     medians = (_median([*each, *missing[name]]) for name, each in seen.items())

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Snapshot
 
 #: Key in a checkpoint's training record.
 INPUT_RANGES = "input_ranges"
@@ -72,4 +72,4 @@ def range_in_words(training: Mapping[str, Any]) -> str:
 
 
 def _jobs_and_nodes(snapshot: Snapshot) -> tuple[int, int]:
-    return len(snapshot.jobs), sum(node.state is NodeState.UP for node in snapshot.nodes)
+    return len(snapshot.jobs), sum(node.is_open for node in snapshot.nodes)

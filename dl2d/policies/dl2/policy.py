@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from dl2d.core.array_types import Bools, Floats, Ints
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobRequest
 from dl2d.core.packing.bin_packing import Packing
@@ -459,7 +459,7 @@ def _moves_start_one(jobs: Collection[JobKey], decision: Decision, snapshot: Sna
     The packing ignores where running tasks are now, so moves may not lead to it.
     """
     held, floors, groups = snapshot.held(), dict(snapshot.floors), TaskGroups.of(snapshot, decision)
-    free = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes if node.state is NodeState.UP}
+    free = {node.name: node.capacity.minus(node.used) for node in snapshot.nodes if node.is_open}
     for task in groups.draining:
         if task.node in free:
             free[task.node] += task.room

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Column, Connection, Index, Row, Select, exists, func, insert, or_, select
 from sqlalchemy.orm import Mapped, mapped_column
 
-from dl2d.core.cluster import NodeSet, NodeState, Snapshot
+from dl2d.core.cluster import NodeSet, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDecision, Reason
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, User
@@ -364,7 +364,7 @@ def resource_use(snapshot: Snapshot) -> list[Values]:
 
     A resource that only other nodes have has a capacity of 0.
     """
-    up = {node.name: node for node in snapshot.nodes if node.state is NodeState.UP}
+    up = {node.name: node for node in snapshot.nodes if node.is_open}
     capacity = Resources.total(node.capacity for node in up.values()).as_dict()
     used = Resources.total(node.used for node in up.values()).as_dict()
     held = Resources.total(task.room for task in snapshot.tasks if task.node in up).as_dict()

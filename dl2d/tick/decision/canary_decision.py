@@ -120,8 +120,8 @@ def _taken(snapshot: Snapshot, jobs: Collection[JobKey], decision: Decision, pla
             incumbents.append(task)
             continue
         leaving.append(task)  # it is placed again if it is kept
-        if task.state.wanted and left.get((task.job, task.role), 0) > 0:
-            left[task.job, task.role] -= 1
+        if task.state.wanted and left.get(task.group, 0) > 0:
+            left[task.group] -= 1
             kept.append(task)
     packing = Packing(
         snapshot.nodes, placement, incumbents=incumbents, leaving=leaving, counted=True, node_sets=snapshot.node_sets,

@@ -1,4 +1,4 @@
-"""Long-waiting jobs: while a job has waited for too long, jobs submitted later that have no tasks get none. Pure.
+"""Long-waiting jobs: while a job has waited for too long, jobs submitted later that have no tasks get none.
 
 Room for a job whose minimum size is large becomes free little by little. Most policies give it at once to jobs that
 need less, and while such jobs keep coming, the large one never starts. So when a job has waited for

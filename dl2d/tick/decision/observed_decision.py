@@ -21,7 +21,7 @@ def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) ->
     """
     reasons = {listed.shown_id: listed.reason for listed in listing.jobs}
     held = snapshot.held()
-    before = Counter((task.job, task.role) for task in snapshot.tasks if task.asked_at < snapshot.at)
+    before = Counter(task.group for task in snapshot.tasks if task.asked_at < snapshot.at)
     nodes: dict[JobKey, list[str]] = {job.key: [] for job in snapshot.jobs}
     for task in snapshot.tasks:
         if task.job in nodes and task.node and task.node not in nodes[task.job]:

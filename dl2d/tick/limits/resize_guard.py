@@ -1,15 +1,15 @@
-"""Guard: applies the site's limits to a decision, all of them at once; each change is recorded with its reason. Pure.
+"""Guard: applies the site's limits to a decision, all of them at once; each change is recorded with its reason.
 
 Every rule is a bound of a job's allocation or a bound of a sum over jobs. Where two cannot both hold, the softer one
 gives way, and the reason says so (``Reason.gave_way``). From hard to soft:
 
 1. state: a job whose coordinator is silent keeps its allocation, and one whose starts fail does not grow yet;
-2. capacity: all jobs together get no more than the nodes that take new tasks have for them, without what jobs of others
-   claim. Tasks on other nodes do not count: when they end, nobody gets their room;
+2. capacity: all jobs together get no more than the nodes that take new tasks have for them, without what claims have
+   got. Tasks on other nodes do not count: when they end, nobody gets their room;
 3. floors: a running job keeps its minimum size. Tasks of it that have no room in the capacity are decided and wait; for
    those that would have none even if no job had more than its floor, no other job shrinks;
 4. limits: jobs of one user, account or partition hold no more than the site allows, and grow by no more than the
-   resource manager's limits leave them; in these they make room for jobs of others (``make_room_in_limits``);
+   resource manager's limits leave them; in these they make room for foreign jobs (``make_room_in_limits``);
 5. cool-downs: a job that was resized a short while ago does not grow (``cooldown_up``) or shrink (``cooldown_down``);
 6. churn: no more than a number of tasks are started in a slot.
 
@@ -18,7 +18,7 @@ new tasks, where the policy gives it fewer for want of room. Where a sum exceeds
 beginning with the job submitted last; then tasks that run; and last tasks of jobs that a cool-down protects. Tasks of a
 job that has never had its minimum size count as growth, with one exception: in an exceeded limit (4) the minimum sizes
 of such jobs come before what other jobs have above theirs. Policies see the limits (``Snapshot.limits``). A limit can
-be exceeded when floors alone exceed it, when the manager has lowered it, when it makes room for jobs of others, or when
+be exceeded when floors alone exceed it, when the manager has lowered it, when it makes room for foreign jobs, or when
 the policy ignores it.
 """
 
@@ -57,9 +57,9 @@ def guard(
 ) -> Decision:
     """The decision within all rules, where the jobs ``silent`` keep what they have, for these causes.
 
-    ``last`` is what was in force in the last slot, if that is known. For its cool-downs a job counts as having at most
-    what was decided then: while a task is moved, the job has one task too many. ``decision`` is one that
-    ``check_decision`` accepts.
+    ``last`` is what was in force in the last slot, if that is known. While a task is moved, its replacement runs beside
+    it, so the job has one task too many. Its cool-downs therefore take it to have no more than ``last`` gave
+    it. ``decision`` is one that ``check_decision`` accepts.
     """
     floors, at, silent = dict(snapshot.floors), snapshot.at, silent or {}
     jobs = {job.key: job for job in snapshot.jobs}
@@ -77,7 +77,8 @@ def guard(
         ):
             found = _limits_in_backoff(entry, job, floor, failures, rules)
         else:
-            # While a task of a silent job is moved, its decided size may include the further task: that does not count.
+            # A job that was silent during a move was given what it had, the replacement included. So the bound is also
+            # its maximum size.
             most = decided.get(job.key, job.request.max_size).common(job.request.max_size)
             held = entry.previous.common(most.larger(entry.allocation))
             found = _limits_of_job(entry, job, held, floor, resized_at, at, rules)
@@ -303,7 +304,7 @@ def _add_shared_limits(
 ) -> list[_Sum]:
     """Add a sum for each limit to the jobs that are in it; returns these sums.
 
-    With ``keep_excess``, what jobs have beyond a limit that became less raises its bound as far as they keep it.
+    With ``keep_excess``: if jobs already exceed a lowered limit, its bound is what they have and are to keep.
     """
     by_key = {each.job.key: each for each in job_bounds}
     sums = []

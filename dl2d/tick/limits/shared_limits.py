@@ -1,4 +1,4 @@
-"""Limits on what jobs hold together, for policies and the guard: the site's and the resource manager's. Pure."""
+"""Limits on what jobs hold together, for policies and the guard: the site's and the resource manager's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dl2d.core.cluster import SharedLimit, Snapshot, Task, TaskState
+from dl2d.core.cluster import SharedLimit, Snapshot, Task
 from dl2d.core.jobs import Allocation, Job, JobKey, Owner
 from dl2d.core.packing.room_in_limits import amounts_of_size, amounts_with_tasks
 from dl2d.core.resource_manager import GrowthLimit
@@ -31,10 +31,12 @@ def limits_for_policies(
 ) -> tuple[SharedLimit, ...]:
     """The limits of the jobs of a snapshot as a policy sees them (``Snapshot.limits``).
 
-    Jobs whose coordinator is ``silent`` are in none: they keep what they have, and the others have the remainder. Where
-    jobs have more than the resource manager allows by now, they keep it, and the guard decides whether they yield to
-    others. So each of them has a bound of its own: the larger of what it has and its minimum size. A job that has
-    nothing gets its minimum size, in submit order, only if the limit has room for it beside those of the others.
+    Jobs whose coordinator is ``silent`` are in none: they keep what they have, and the others have the remainder.
+
+    If the jobs of a limit of the resource manager have more than it allows by now, the limit is cut into one bound for
+    each job: the larger of what the job has and its minimum size. Which of them yield to others is then decided by the
+    guard. The bound of a job that has nothing is its minimum size if the limit has room for that beside the minimum
+    sizes of the jobs before it and of those that have tasks; otherwise 0.
     """
     limits = site_limits(owners_of(snapshot), rules)
     of_manager = manager_limits(snapshot, growth_limits)
@@ -120,7 +122,7 @@ def manager_limits(snapshot: Snapshot, growth_limits: Collection[GrowthLimit]) -
     for limit in growth_limits:
         members = [key for _, key in sorted(by_anchor[anchor] for anchor in limit.anchors & by_anchor.keys())]
         tasks = [task for key in members for task in tasks_of[key]]
-        running = [task.demand for task in tasks if task.state is not TaskState.ASKED]
+        running = [task.demand for task in tasks if task.has_begun]
         runs = dict(amounts_with_tasks(Resources.total(running), len(running)))
         allowed = [(name, runs.get(name, 0) + round(1000 * left)) for name, left in sorted(limit.left.items())]
         if members:

@@ -1,4 +1,4 @@
-"""Deferring starts: those for which limits have no room before tasks that leave have ended. Pure.
+"""Deferring starts: limits have no room for them yet, the job is in back-off, or no more may be submitted now.
 
 The limits are the site's and those of the resource manager that it does not enforce. The guard limits what is decided.
 Tasks that leave still hold what they have, and a task that is moved runs beside its replacement for a while. Starts for
@@ -12,10 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot, task_tag
+from dl2d.core.cluster import Snapshot, TaskGroup, task_tag
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, Owner
 from dl2d.core.packing.room_in_limits import LimitRoom
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import GrowthLimit, StartAllowance
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.task_starts_and_stops import Deferred, Plan, Start, Stop
@@ -126,7 +125,7 @@ def _floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
     staying = Counter[TaskGroup]()
     leaving = set[TaskGroup]()
     for task in snapshot.tasks:
-        group = task.job, task.role
+        group = task.group
         if not task.state.wanted or (task.job, task.id) in stopping:
             leaving.add(group)
         elif task.tag not in going:
@@ -182,11 +181,11 @@ def _behind_leaving_tasks(
 ) -> dict[int, _Lack]:
     """The starts for which there is room only when a task of the same job and role has left, by index.
 
-    Not the replacement of an expiring task of the floor, as what leaves may take longer than the time that is left.
+    Exempt: the replacement of an expiring task of the floor. What leaves may take longer than the time that is left.
     """
     if not without_replacement:
         return {}
-    leaving = {(task.job, task.role) for task in snapshot.tasks if not task.state.wanted}
+    leaving = {task.group for task in snapshot.tasks if not task.state.wanted}
     leaving &= set(without_replacement)
     expiring = _expiring_floor_tasks_replaced(plan, snapshot)
     held = snapshot.held()
@@ -207,9 +206,7 @@ def _expiring_floor_tasks_replaced(plan: Plan, snapshot: Snapshot) -> set[int]:
 
     Of several it is the last, that of the worker of rank 0 if it expires.
     """
-    staying = Counter(
-        (task.job, task.role) for task in snapshot.tasks if task.state.wanted and task.tag not in snapshot.expiring
-    )
+    staying = Counter(task.group for task in snapshot.tasks if task.state.wanted and task.tag not in snapshot.expiring)
     found = _replacements_on_floors(plan, snapshot.expiring, dict(snapshot.floors), staying)
     return {indices[-1] for indices in found.values()}
 

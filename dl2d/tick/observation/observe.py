@@ -191,7 +191,7 @@ def _close_unusable_nodes(nodes: tuple[Node, ...], jobs: Sequence[Job], sets: Se
     useful = frozenset[str]().union(*(each.nodes for each in sets))
     return tuple(
         structs.replace(node, state=NodeState.DRAINING, remark="no job of dl2d may use it")
-        if node.state is NodeState.UP and node.name not in useful
+        if node.is_open and node.name not in useful
         else node
         for node in nodes
     )

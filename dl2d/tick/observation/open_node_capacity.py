@@ -1,11 +1,11 @@
-"""Room that all jobs together have on the nodes that take new tasks, and tasks that take no part of it. Pure."""
+"""Room that all jobs together have on the nodes that take new tasks, and tasks that take no part of it."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import TASK_ROLES, Allocation, Job, JobKey, Role
 from dl2d.core.resources import Resources
 
@@ -24,7 +24,7 @@ def room_on_nodes(snapshot: Snapshot) -> dict[str, Mapping[str, int]]:
             kept[task.node].append(task.room)
     room: dict[str, Mapping[str, int]] = {}
     for node in snapshot.nodes:
-        if node.state is not NodeState.UP:
+        if not node.is_open:
             continue
         used = node.used.minus(Resources.total(ours[node.name])) if node.name in ours else node.used
         free = dict(node.capacity.minus(used).thousandths) if used.thousandths else dict(node.capacity.thousandths)
@@ -40,9 +40,9 @@ def tasks_on_closed_nodes(snapshot: Snapshot) -> dict[JobKey, Allocation]:
     Nobody gets their room when they end.
     """
     leaving = _leaving(snapshot)
-    up = {node.name for node in snapshot.nodes if node.state is NodeState.UP}
+    up = {node.name for node in snapshot.nodes if node.is_open}
     found = Counter(
-        (task.job, task.role)
+        task.group
         for task in snapshot.tasks
         if task.node not in up and task.state.wanted and not (leaving and task.tag in leaving)
     )
@@ -54,10 +54,14 @@ def floor_tasks_without_room(
 ) -> dict[JobKey, Allocation]:
     """The tasks that jobs lack of their floors and that would have no room even if no job had more than its floor.
 
-    The nodes that their job may use could not hold them even without other jobs; or these have no room for them beside
-    the floors of the jobs that may use no other nodes; or all nodes have none beside the floors of all jobs. What jobs
-    have of their floors comes first, then what they lack, in the order of ``floors``. ``room`` is that of
-    ``room_on_nodes``. Jobs without such tasks are left out.
+    A task has room if it passes three tests, in which what jobs have of their floors comes first, and then what they
+    lack, in the order of ``floors``:
+
+    1. the nodes that its job may use could hold it, each by itself, without other jobs;
+    2. these nodes together have room for it beside the floors of the jobs that may use no other nodes;
+    3. all nodes together have room for it beside the floors of all jobs.
+
+    ``room`` is that of ``room_on_nodes``. Jobs without such tasks are left out.
     """
     held, sets, every = snapshot.held(), snapshot.may_use(), frozenset(room)
     lacking = [(job, floor.beyond(held[job.key])) for job, floor in floors if not held[job.key].covers(floor)]
@@ -73,7 +77,7 @@ def floor_tasks_without_room(
     own: dict[tuple[JobKey, Role], Counter[str]] = defaultdict(Counter)
     for task in snapshot.tasks:
         if task.state.wanted:
-            own[task.job, task.role][task.node] += 1
+            own[task.group][task.node] += 1
 
     def own_on(job: Job, role: Role, nodes: Collection[str]) -> int:
         return sum(count for node, count in own[job.key, role].items() if node in nodes)

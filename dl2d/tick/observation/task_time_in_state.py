@@ -1,4 +1,4 @@
-"""Elapsed times: for how long tasks are in their states, on a monotonic clock. Pure.
+"""Elapsed times: for how long tasks are in their states, on a monotonic clock.
 
 They are in memory only: after a restart of the daemon they are counted from the beginning.
 """
@@ -100,13 +100,13 @@ def elapsed_times(
     for task in live.tasks:
         if task.state.wanted and task.job in running:
             since = state_since[task.tag].since if task.state.rank >= TaskState.JOINED.rank else math.inf
-            joined_since[task.job, task.role] = min(since, joined_since.get((task.job, task.role), math.inf))
+            joined_since[task.group] = min(since, joined_since.get(task.group, math.inf))
     found = {}
     for task in live.tasks:
         _, since, no_limit_since, ending_since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
-            told = max(told, joined_since.get((task.job, task.role), told))
+            told = max(told, joined_since.get(task.group, told))
         since_told = None if told == math.inf else now - told
         unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
         unlimited = None if no_limit_since is None else now - no_limit_since

@@ -1,4 +1,4 @@
-"""Target nodes: the nodes that a decision names for its jobs' tasks, compared with those where the tasks run. Pure."""
+"""Target nodes: the nodes that a decision names for its jobs' tasks, compared with those where the tasks run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
-from dl2d.core.cluster import Task
+from dl2d.core.cluster import Task, TaskGroup
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import TASK_ROLES, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.packing.task_leaving_order import LeavingOrder
-from dl2d.core.packing.tasks_that_make_room import TaskGroup, TaskGroups
+from dl2d.core.packing.tasks_that_make_room import TaskGroups
 from dl2d.core.resources import NO_RESOURCES, Resources
 
 

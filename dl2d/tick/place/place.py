@@ -9,13 +9,13 @@ from dataclasses import replace
 from itertools import chain, repeat
 from types import MappingProxyType
 
-from dl2d.core.cluster import Snapshot, Task
+from dl2d.core.cluster import Snapshot, Task, TaskGroup
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, JobKey, JobRequest, Role
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.packing.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
-from dl2d.core.packing.tasks_that_make_room import RoomMade, TaskGroup, TaskGroups, WaitingTask, make_room
+from dl2d.core.packing.tasks_that_make_room import RoomMade, TaskGroups, WaitingTask, make_room
 from dl2d.core.placement import Placement, keeps_bundles
 from dl2d.core.resources import Resources
 from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
@@ -269,7 +269,7 @@ class _Placer:
         self._waiting_for_target: set[TaskGroup] = set()
         #: Groups of tasks that have room but wait since another task of their job's minimum size has none. One entry
         #: for each task. ``make_room`` keeps their room for them.
-        self._waiting_for_siblings: list[TaskGroup] = []
+        self._waiting_for_minimum_size: list[TaskGroup] = []
         self._requests = requests
         self._packing = packing
         self._targets = targets
@@ -317,14 +317,17 @@ class _Placer:
         ]
 
     def waiting_for_room(self) -> list[WaitingTask]:
-        """The tasks for which room can be made: those that wait for siblings, and others, but not for a named node."""
+        """The tasks for which room can be made: those that wait for the rest of their job's minimum size, and others.
+
+        Not those that wait for a named node.
+        """
         waiting = [
             group
             for group, (count, _) in self._waiting.items()
             if group not in self._waiting_for_target
             for _ in range(count)
         ]
-        groups = (*self._waiting_for_siblings, *waiting)
+        groups = (*self._waiting_for_minimum_size, *waiting)
         return [WaitingTask((key, role), self._requests[key].demand(role)) for key, role in groups]
 
     def _place_unstarted(
@@ -350,11 +353,11 @@ class _Placer:
                 self._packing.remove(start.node, start.demand)
                 self._targets.release(start.node, start.demand)
         if not blocked_tasks:
-            self._waiting_for_siblings += [(key, start.role) for start in starts]
+            self._waiting_for_minimum_size += [(key, start.role) for start in starts]
             return [], []
         # Only tasks of the role that has no room count as waiting; the others are held back.
         blocked = self._start_blocked.setdefault(key, blocked_tasks[0][1])
-        self._waiting_for_siblings += [(key, start.role) for start in starts if start.role is not blocked.role]
+        self._waiting_for_minimum_size += [(key, start.role) for start in starts if start.role is not blocked.role]
         return [], [(role, blocked) for role in chain(*increments) if role is blocked.role]
 
     def _place(self, key: JobKey, increments: Sequence[RoleSequence]) -> tuple[list[Start], list[tuple[Role, Blocked]]]:

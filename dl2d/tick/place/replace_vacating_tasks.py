@@ -1,4 +1,4 @@
-"""Tasks that have to leave their nodes for a claim or since their time limit is near: which stop, and which move."""
+"""Tasks that have to leave their nodes, for a grant or as their time limit is near: which stop, and which move."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from dl2d.core.cluster import Snapshot, Task
+from dl2d.core.cluster import Snapshot, Task, TaskGroup
 from dl2d.core.jobs import JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.task_leaving_order import leaving_order
-from dl2d.core.packing.tasks_that_make_room import TaskGroup, WaitingTask
+from dl2d.core.packing.tasks_that_make_room import WaitingTask
 from dl2d.core.task_starts_and_stops import Move
 from dl2d.tick.place.nodes_chosen_by_policy import NamedNodes
 
@@ -104,7 +104,7 @@ def replace_vacating(
     moving: set[TaskGroup] = set()
     displaced = []
     for task in sorted(vacating, key=lambda task: (task in rank_0_workers, *leaving_order(task), task.tag)):
-        group = task.job, task.role
+        group = task.group
         if task in chosen:
             continue
         if found.surplus.get(group, 0) > 0:
@@ -115,7 +115,7 @@ def replace_vacating(
     grants = {tag: index for index, grant in enumerate(snapshot.grants) for tag in grant.leaving}
     # Tasks that leave for claims of higher priority get room first, as when the claims' nodes were chosen.
     for task in sorted(displaced, key=lambda task: grants.get(task.tag, -1)):
-        group = task.job, task.role
+        group = task.group
         is_spare = left[group] > floors[task.job].count(task.role)
         action = _ACTIONS[is_spare, task.tag in snapshot.expiring, group in without_replacement]
         if action is _Action.STAY or (action is _Action.MOVE_ONE_OR_WAIT and group in moving):

@@ -1,4 +1,4 @@
-"""Start check: simulates whether a policy starts jobs on an idle cluster, before it may decide on a real one. Pure.
+"""Start check: simulates whether a policy starts jobs on an idle cluster, before it may decide on a real one.
 
 The policy's decisions are checked and placed as in a tick, on the site's nodes with nothing on them, for jobs that the
 site had and for small jobs with and without parameter servers. Training is not simulated: the promotion gate
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
-from dl2d.core.cluster import Node, NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, Snapshot, Task, TaskState
 from dl2d.core.jobs import NO_LAUNCH, Architecture, Job, JobKey, JobRequest, JobState, Owner
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
@@ -98,7 +98,7 @@ def requests_to_try(
 
 def _idle(nodes: Sequence[Node]) -> list[Node]:
     """Nodes that take tasks, without anything on them; two usual ones if there are none."""
-    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.state is NodeState.UP]
+    idle = [structs.replace(node, used=NO_RESOURCES) for node in nodes if node.is_open]
     return idle or list(_DEFAULT_NODES)
 
 

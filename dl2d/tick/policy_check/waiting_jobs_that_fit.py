@@ -1,4 +1,4 @@
-"""Needless waits: finds jobs that wait although each of them would fit into free resources. Pure.
+"""Needless waits: finds jobs that wait although each of them would fit into free resources.
 
 A policy that works leaves no such job waiting for long. A tick therefore reports them, and sets a policy aside that
 leaves them waiting for ``Context.idle_seconds``. When room appears for a job between two decisions, and jobs of others

@@ -1,4 +1,4 @@
-"""Compare: the changes of jobs and tasks after which the store and the resource manager's listing agree. Pure.
+"""Compare: the changes of jobs and tasks after which the store and the resource manager's listing agree.
 
 The resource manager is right about what runs, the store about what should run.
 """
@@ -239,14 +239,14 @@ def _task_changes(
 
 def _lacked_tasks(tasks: Sequence[Task], jobs: Mapping[JobKey, Job]) -> set[str]:
     """Tags of the tasks that have not begun to run and that these jobs lack of their minimum sizes."""
-    has = Counter((task.job, task.role) for task in tasks if task.state.wanted and task.state is not TaskState.ASKED)
+    has = Counter(task.group for task in tasks if task.state.wanted and task.has_begun)
     found = set()
     for task in tasks:
         job = jobs.get(task.job)
         if task.state is TaskState.ASKED and job is not None:
-            if has[task.job, task.role] < job.request.min_size.count(task.role):
+            if has[task.group] < job.request.min_size.count(task.role):
                 found.add(task.tag)
-            has[task.job, task.role] += 1
+            has[task.group] += 1
     return found
 
 

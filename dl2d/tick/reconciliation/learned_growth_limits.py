@@ -1,4 +1,4 @@
-"""Limits of the resource manager that it does not list, learned from tasks that waited for them. Pure.
+"""Limits of the resource manager that it does not list, learned from tasks that waited for them.
 
 A task that waits for such a limit is withdrawn. The limit is remembered, and for a while the jobs that it covers do not
 grow beyond it.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dl2d.core.backoff_after_failed_starts import doubled
-from dl2d.core.cluster import Task, TaskState
+from dl2d.core.cluster import Task
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit
 from dl2d.core.resource_manager import GrowthLimit, RmJob
@@ -58,7 +58,7 @@ def _learned_limits(
     anchors = {job.anchor: job.key for job in jobs if job.anchor}
     running: dict[JobKey, list[Resources]] = defaultdict(list)
     for task in tasks if found else ():
-        if task.state is not TaskState.ASKED and task.state.wanted:
+        if task.has_begun and task.state.wanted:
             running[task.job].append(task.demand)
     learned = {
         reason: limit._replace(at=min(limit.at, at))
@@ -86,7 +86,7 @@ def growth_limits_in_force(
     keys = {job.key: job.anchor for job in jobs}
     running: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
-        if task.state is not TaskState.ASKED and task.job in keys:
+        if task.has_begun and task.job in keys:
             running[keys[task.job]].append(task.demand)
     limits = []
     for reason, limit in active.items():

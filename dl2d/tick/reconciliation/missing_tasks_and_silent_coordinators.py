@@ -1,4 +1,4 @@
-"""Tasks and anchors that the resource manager does not list, and coordinators that do not report: since when. Pure.
+"""Tasks and anchors that the resource manager does not list, and coordinators that do not report: since when.
 
 These times are in memory only: after a restart of the daemon they begin again. A coordinator that has not reported for
 a while is silent.

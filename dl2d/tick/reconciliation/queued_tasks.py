@@ -1,4 +1,4 @@
-"""Queued tasks: tasks of elastic jobs that wait in the resource manager's own queue until it is their turn. Pure.
+"""Queued tasks: tasks of elastic jobs that wait in the resource manager's own queue until it is their turn.
 
 Tasks are submitted for nodes that have room at that moment. Where jobs of others wait for whatever room becomes free,
 the resource manager gives it to them before the next tick sees it, and an elastic job that has nothing would never
@@ -38,7 +38,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dl2d.core.cluster import NodeState, Snapshot, Task, TaskState
+from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
 from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
@@ -79,7 +79,7 @@ def starting_jobs(jobs: Iterable[Job], tasks: Iterable[Task], history: QueueHist
     """Jobs that do not train yet and of which tasks run, while others are queued or these were."""
     tasks = [task for task in tasks if task.state.wanted]
     queued = history.queued.union(task.job for task in tasks if is_queued(task))
-    begun = {task.job for task in tasks if task.state is not TaskState.ASKED} if queued else frozenset[JobKey]()
+    begun = {task.job for task in tasks if task.has_begun} if queued else frozenset[JobKey]()
     return frozenset(job.key for job in jobs if job.state is JobState.READY and job.key in queued & begun)
 
 
@@ -156,7 +156,7 @@ def _given_up(held_since: Mapping[JobKey, float], snapshot: Snapshot, now: float
     # By the store, as a daemon that has started again begins anew with ``held_since``.
     begun_at: dict[JobKey, float] = defaultdict(lambda: math.inf)
     for task in snapshot.tasks:
-        if task.state.wanted and task.state is not TaskState.ASKED:
+        if task.state.wanted and task.has_begun:
             begun_at[task.job] = min(task.since, begun_at[task.job])
     longest = min(held_since, key=lambda key: (held_since[key], begun_at[key], key.submitted, key))
     waited = begun_at[longest] - longest.submitted
@@ -244,7 +244,7 @@ class _Lacking:
         self._snapshot = snapshot
         self._beneficiary = next((job for job in snapshot.jobs if job.key == beneficiary), None)
         self._training = floors.keys()
-        self._up = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
+        self._up = frozenset(node.name for node in listing.nodes if node.is_open)
         self._empty = EmptyNodes(listing.nodes, placement)
         self._eligible_nodes = listing.eligible_nodes
         self._may_preempt = listing.may_preempt

@@ -94,7 +94,7 @@ def follow_static_jobs(
     unconfirmed = [task for task in (*observed.static.tasks, *asked) if task.state is TaskState.ASKED]
     if not changes and not unconfirmed:
         return LiveJobs(jobs, observed.static.tasks), ended_until
-    granted_before = {task.job for task in observed.static.tasks if task.state is not TaskState.ASKED}
+    granted_before = {task.job for task in observed.static.tasks if task.has_begun}
     reported = {job.key for job in jobs if not job.unreported}
     confirmed = []
     for task in unconfirmed:

@@ -1,4 +1,4 @@
-"""Matching: which listed job is which task or anchor of the store, by identity. Pure.
+"""Matching: which listed job is which task or anchor of the store, by identity.
 
 A handle alone proves nothing: resource managers reuse handles and requeue jobs, and a listing may show a record twice,
 late, or with a tag that its user has written or removed.

@@ -1,1 +1,1 @@
-"""Claims: nodes and limits that elastic jobs give up so that waiting jobs of others start."""
+"""Grants: nodes, and room in limits, that elastic jobs vacate so that waiting foreign jobs start."""

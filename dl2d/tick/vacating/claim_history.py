@@ -1,4 +1,4 @@
-"""History of claims, kept from tick to tick: their nodes, since when their room is free, and which were given up."""
+"""History of claims, kept from tick to tick: their nodes, since when their room is free, and which are set aside."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ClaimKey(NamedTuple):
     handle: str
     #: Number of jobs that wait under the handle.
     waiting: int
-    #: Whether others have waited before it in each tick so far. How long its room is not used is counted anew, once,
-    #: when none do.
+    #: Whether other jobs have waited before it in each tick so far. When it becomes the first to wait, its key changes,
+    #: so that the time for which its room is not used starts again from 0. That happens once (``was_first``).
     behind_others: bool
 
 
@@ -37,12 +37,12 @@ class VacatedNode(NamedTuple):
 
 
 class SetAsideClaim(NamedTuple):
-    """A claim for which no nodes are vacated for a while, since its job did not start although it had room."""
+    """A claim that is set aside: no nodes are vacated for it, since its job did not start although it had room."""
 
     kind: ClaimClass
-    #: When it was given up, seconds on a monotonic clock.
+    #: When it was set aside, seconds on a monotonic clock.
     at: float
-    #: Whether it was given up after some of its planned nodes were vacated. It is met again as soon as all nodes that
+    #: Whether it was set aside after some of its planned nodes were vacated. It is met again as soon as all nodes that
     #: it needs can be vacated.
     partial: bool = False
     #: Whether others had always waited before its job. It is tried again as soon as none do.
@@ -53,15 +53,15 @@ class SetAsideClaim(NamedTuple):
 class ClaimHistory:
     """History of claims, kept from tick to tick. Times are seconds on a monotonic clock."""
 
-    #: Handles and nodes of the claims in the last tick, and at the last decision. None if the decision was made on an
-    #: incomplete listing, which shows no claims.
+    #: Handles and nodes of the grants in the last tick, and at the last decision. None if the decision was made on an
+    #: incomplete listing: it is then not known which there were, while an empty set says that there was none.
     nodes: frozenset[tuple[str, str]] = frozenset()
     decided: frozenset[tuple[str, str]] | None = frozenset()
     #: Since when the room of a claim has been free.
     free_since: Mapping[ClaimKey, float] = field(default_factory=dict)
     #: Since when planned nodes have been vacated for a claim that is not met.
     vacated_since: Mapping[ClaimKey, float] = field(default_factory=dict)
-    given_up: tuple[SetAsideClaim, ...] = ()
+    set_aside: tuple[SetAsideClaim, ...] = ()
     #: Shapes of the waiting claims, those first for which nodes were searched longest ago.
     queue: tuple[ClaimShape, ...] = ()
     #: How many claims were met in the last tick, by handle: all nodes that they need were found.
@@ -75,14 +75,15 @@ class ClaimHistory:
     with_minimum: frozenset[JobKey] = frozenset()
     #: Those to which decisions have given nothing although their minimum size was kept: the policy has left them out.
     passed_over: frozenset[JobKey] = frozenset()
-    #: Claims that still wait and before which no others waited in some tick. They are never counted as behind others
-    #: again: the resource manager may say so of a job that never starts now and then.
+    #: Claims that still wait and were the first to wait in some tick. They do not count as behind others again, though
+    #: the resource manager may say so now and then: the room of a job that never starts would be kept anew each time.
     was_first: frozenset[ClaimKey] = frozenset()
-    #: Nodes that tasks had to leave for a claim, which still has them, each with what jobs of others used on it then.
+    #: Nodes that tasks had to leave for a claim, which still has them, each with what foreign jobs used on it then.
     vacated: Mapping[VacatedNode, Resources] = field(default_factory=dict)
-    #: When claims of a kind have lost such nodes in the last ``RETRY_SECONDS``, and the handles of claims that rest.
+    #: When claims of a kind have lost such nodes in the last ``RETRY_SECONDS``, and the
+    #: handles of claims that are set aside for that.
     lost: Mapping[ClaimClass, tuple[float, ...]] = field(default_factory=dict)
-    resting: tuple[str, ...] = ()
+    losing: tuple[str, ...] = ()
 
     def nodes_by_handle(self) -> defaultdict[str, set[str]]:
         """The nodes of each claim in the last tick, by its handle; none for a claim that had none."""

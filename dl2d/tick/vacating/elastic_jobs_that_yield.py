@@ -1,10 +1,10 @@
-"""Which elastic jobs yield to a waiting job of others (a claim), and which lack tasks and come before it. Pure."""
+"""Which elastic jobs yield to a claim, and which lack tasks and come before it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from dl2d.core.cluster import NodeState, Snapshot
+from dl2d.core.cluster import Snapshot
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 
@@ -27,7 +27,7 @@ class ElasticJobs:
             for key in self.anchors
         }
         self._may_use = snapshot.may_use()
-        self._all_nodes = frozenset(node.name for node in listing.nodes if node.state is NodeState.UP)
+        self._all_nodes = frozenset(node.name for node in listing.nodes if node.is_open)
         self._silent = frozenset(snapshot.silent)
 
     def yields(self, key: JobKey, claim: Claim) -> bool:

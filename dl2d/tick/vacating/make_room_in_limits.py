@@ -1,6 +1,6 @@
-"""Room in the resource manager's limits for jobs of others that wait for it. Pure.
+"""Room in the resource manager's limits for foreign jobs that wait for it.
 
-A rigid job that waits for a limit of its account never starts while elastic jobs of the account fill the limit, and
+A foreign job that waits for a limit of its account never starts while elastic jobs of the account fill the limit, and
 these have no end. So elastic jobs give up tasks above their floors to it, as they do on nodes
 (``vacate_for_waiting_jobs``): those that yield to it (``Yields``), in each limit that holds for it. What it needs is
 taken off what the limit leaves, so that no elastic job of the limit grows into it. If tasks have to end for that, the
@@ -13,7 +13,7 @@ tasks end at a time only for waiting jobs to which the same elastic jobs yield; 
 The resource manager may wait for room on nodes, or say nothing for a while, before it starts a job to which a limit has
 left room. Until then its room is kept, but no more tasks end for it. When it runs, it counts in the limit in place of
 its claim, so that the elastic jobs stay as they are. If it has not started ``MAX_UNUSED_SECONDS`` after there was room,
-it waits for something else: it is given up with all like it of its user, and tried again after ``RETRY_SECONDS``.
+it waits for something else: it is set aside with all like it of its user, and tried again after ``RETRY_SECONDS``.
 
 Cost: linear in the waiting jobs, and in the elastic jobs of the limits for which they wait.
 """
@@ -41,7 +41,7 @@ from dl2d.tick.vacating.vacate_for_waiting_jobs import (
     RETRY_SECONDS,
 )
 
-#: Maximum number of kinds of jobs (``_Kind``) for which it is examined in a tick whether elastic jobs can make room.
+#: Maximum number of classes of jobs (``_ClaimClass``) for which a tick examines whether elastic jobs can make room.
 _MAX_EXAMINED = 256
 #: How much of the time between two complete listings counts at most: what a job waits for may change in between.
 _MAX_COUNTED_SECONDS = 60.0
@@ -59,8 +59,8 @@ class _Key(NamedTuple):
     waiting: int
 
 
-class _Kind(NamedTuple):
-    """What jobs have in common that are given up together."""
+class _ClaimClass(NamedTuple):
+    """What jobs have in common that are set aside together."""
 
     #: ``Claim.set_aside_with``.
     whose: tuple[str, bool]
@@ -68,8 +68,8 @@ class _Kind(NamedTuple):
     limits: frozenset[str]
 
 
-class _Held(NamedTuple):
-    """Jobs under a handle that a limit has kept waiting."""
+class _WaitsForLimit(NamedTuple):
+    """Jobs under a handle that wait, or have waited a short while ago, for a limit."""
 
     claims: tuple[Claim, ...]
     #: The limits that hold for them (``GrowthLimit.reason``).
@@ -81,9 +81,10 @@ class _Held(NamedTuple):
 class _Waited(NamedTuple):
     """How a job has waited since it got room."""
 
-    #: For how long, in seconds, the limits have had the room while it still waited for a limit; and when that was
-    #: counted, if it was in the last tick. It goes on where tasks had to end again meanwhile.
+    #: Seconds in which the limits had the room and it still waited for a limit. They are kept while tasks have to end
+    #: again, and go on when there is room once more.
     unused: float = 0.0
+    #: When they were counted last; None if they were not in the last tick.
     counted_at: float | None = None
     #: Since when tasks have been ending for the room; None if they do not.
     ending_since: float | None = None
@@ -112,16 +113,16 @@ class LimitHistory:
     """History of jobs that wait for limits, kept from tick to tick. Times are seconds on a monotonic clock."""
 
     #: Jobs that wait for a limit or have waited for one a short while ago, by handle.
-    held: Mapping[str, _Held] = field(default_factory=dict)
+    waiting: Mapping[str, _WaitsForLimit] = field(default_factory=dict)
     #: How those that have got room have waited since.
     waited: Mapping[_Key, _Waited] = field(default_factory=dict)
-    #: When jobs were given up that did not start although the limits had room.
-    given_up: Mapping[_Kind, float] = field(default_factory=dict)
+    #: When jobs were set aside that did not start although the limits had room.
+    set_aside: Mapping[_ClaimClass, float] = field(default_factory=dict)
     #: Jobs that got room in the last tick, and at the last decision. None if that was made on an incomplete listing,
     #: which shows none.
     granted: frozenset[_Key] = frozenset()
     decided: frozenset[_Key] | None = frozenset()
-    #: Handles of the jobs that are given up. No node is vacated for them either: tasks that move for it would fill its
+    #: Handles of the jobs that are set aside. No node is vacated for them either: tasks that move for it would fill its
     #: limit again.
     set_aside_handles: frozenset[str] = frozenset()
 
@@ -148,34 +149,34 @@ def make_room_in_limits(
     Silent jobs keep their tasks. Elastic jobs that have nothing do not come before a waiting job if they are silent or
     ``backing_off``, or if the policy has ``proposed`` nothing for them last.
     """
-    if listing.incomplete or not (listing.limit_claims or history.held):
+    if listing.incomplete or not (listing.limit_claims or history.waiting):
         return listing.growth_limits, history
-    held, expired = _held(listing, history, now)
+    held, expired = _waiting_for_limits(listing, history, now)
     jobs = ElasticJobs(snapshot, listing)
     limited_by = frozenset[str]().union(*(each.limits for each in held.values()))
     rooms = _rooms(snapshot, listing.growth_limits, limited_by)
     by_name: dict[str, list[_LimitWithClaims]] = defaultdict(list)
     for room in rooms.values():
         by_name[room.limit.reason].append(room)
-    given_up = _given_up(history, expired, now)
+    set_aside = _still_set_aside(history, expired, now)
     other_limits = [limit for limit in listing.growth_limits if limit.reason not in limited_by]
     waiting = jobs.waiting(other_limits, backing_off) if rooms else []
     elastic = [key for key in waiting if key in jobs.without_tasks and proposed.get(key) != NOTHING]
     waited: dict[_Key, _Waited] = {}
     granted: set[_Key] = set()
-    failed: set[_Kind] = set()
+    failed: set[_ClaimClass] = set()
     set_aside_handles: set[str] = set()
-    given_up_before: dict[tuple[str, bool], set[_Kind]] = defaultdict(set)
+    set_aside_before: dict[tuple[str, bool], set[_ClaimClass]] = defaultdict(set)
     claims = [(claim, each) for each in held.values() for claim in each.claims]
     for claim, each in sorted(claims, key=lambda pair: -pair[0].priority):
         while elastic and jobs.anchors[elastic[0]].priority >= claim.priority:
             _keep_minimum(elastic.pop(0), jobs, rooms.values())
-        kind, key = _Kind(claim.set_aside_with, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
+        kind, key = _ClaimClass(claim.set_aside_with, claim.demand, each.limits), _Key(claim.handle, claim.waiting)
         mine = [room for name in each.limits for room in by_name[name] if room.needs(claim)]
-        if kind in given_up:
-            given_up_before[kind.whose].add(kind)
+        if kind in set_aside:
+            set_aside_before[kind.whose].add(kind)
             set_aside_handles.add(claim.handle)
-        if kind in given_up or kind in failed or len(given_up_before[kind.whose]) >= MAX_SET_ASIDE_SHAPES:
+        if kind in set_aside or kind in failed or len(set_aside_before[kind.whose]) >= MAX_SET_ASIDE_SHAPES:
             continue
         first, before = key not in waited, history.waited.get(key, _Waited())
         if first:
@@ -191,7 +192,7 @@ def make_room_in_limits(
         if first:  # of the tasks of an array
             waited[key] = before.after(now, is_free=is_free, waits_for_limit=waits_for_limit)
         if waited[key].in_vain(now):
-            given_up[kind] = now
+            set_aside[kind] = now
             set_aside_handles.add(claim.handle)
             continue
         for room in mine:
@@ -203,10 +204,12 @@ def make_room_in_limits(
         for changed in (rooms[number].limits() if number in rooms else (limit,))
     )
     decided = history.decided if granted else frozenset[_Key]()
-    return limits, LimitHistory(held, waited, given_up, frozenset(granted), decided, frozenset(set_aside_handles))
+    return limits, LimitHistory(held, waited, set_aside, frozenset(granted), decided, frozenset(set_aside_handles))
 
 
-def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[str, _Held], list[_Held]]:
+def _waiting_for_limits(
+    listing: RmListing, history: LimitHistory, now: float
+) -> tuple[dict[str, _WaitsForLimit], list[_WaitsForLimit]]:
     """The jobs that wait for limits, and those that did a short while ago and still wait, by handle.
 
     Where these wait for room on nodes by now, they are claims of the listing. Then those that have waited for something
@@ -219,8 +222,8 @@ def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[s
     for limit in listing.growth_limits:
         for handle in limit.waiting:
             limits[handle].add(limit.reason)
-    found = {handle: _Held(tuple(each), frozenset(limits[handle]), now) for handle, each in claims.items()}
-    before = {handle: each for handle, each in history.held.items() if handle not in found}
+    found = {handle: _WaitsForLimit(tuple(each), frozenset(limits[handle]), now) for handle, each in claims.items()}
+    before = {handle: each for handle, each in history.waiting.items() if handle not in found}
     if not before:
         return found, []
     pending = {
@@ -233,7 +236,7 @@ def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[s
     for claim in listing.claims:
         if claim.handle in before:
             on_nodes[claim.handle].append(claim)
-    expired: list[_Held] = []
+    expired: list[_WaitsForLimit] = []
     for handle, each in before.items():
         if handle not in on_nodes and handle not in pending:
             continue
@@ -246,14 +249,14 @@ def _held(listing: RmListing, history: LimitHistory, now: float) -> tuple[dict[s
     return found, expired
 
 
-def _given_up(history: LimitHistory, expired: Iterable[_Held], now: float) -> dict[_Kind, float]:
-    """When jobs were given up that are not tried again yet, with those that ``expired`` after they had got room."""
-    given_up = {kind: at for kind, at in history.given_up.items() if now - at < RETRY_SECONDS}
+def _still_set_aside(history: LimitHistory, expired: Iterable[_WaitsForLimit], now: float) -> dict[_ClaimClass, float]:
+    """When jobs were set aside that are not tried again yet, with those that ``expired`` after they had got room."""
+    set_aside = {kind: at for kind, at in history.set_aside.items() if now - at < RETRY_SECONDS}
     for each in expired:
         for claim in each.claims:
             if _Key(claim.handle, claim.waiting) in history.waited:
-                given_up[_Kind(claim.set_aside_with, claim.demand, each.limits)] = now
-    return given_up
+                set_aside[_ClaimClass(claim.set_aside_with, claim.demand, each.limits)] = now
+    return set_aside
 
 
 def _rooms(snapshot: Snapshot, limits: Sequence[GrowthLimit], wanted: Collection[str]) -> dict[int, _LimitWithClaims]:

@@ -1,12 +1,11 @@
-"""How tasks leave the nodes that are vacated for a claim: their jobs can spare them, or they move elsewhere. Pure."""
+"""How tasks leave the nodes that are vacated for a claim: their jobs can spare them, or they move elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from dl2d.core.cluster import Task
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
+from dl2d.core.cluster import Task, TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.node_search_state import NodeRoom
@@ -29,9 +28,15 @@ class _CannotMove:
 class MovesOffNodes:
     """How tasks leave the nodes that are vacated for one claim.
 
-    What a search has found is remembered for the others of the same claim, during which room on nodes only becomes
-    less: what has failed fails again, except that a node that was left out of the search may have room. For the next
-    claim a new object is made.
+    One object serves one claim. While its nodes are searched, room on nodes only becomes less, so what has failed once
+    fails again. Remembered until the next claim is:
+
+    - where the next search for room of tasks that are alike starts (``_first_destination``): nodes before that have
+      none. It goes back when a move is undone;
+    - which tasks cannot move (``_immovable``): one like them had no room anywhere, except perhaps on the node that it
+      was to leave, which its own search left out;
+    - which tasks cannot leave a node together (``_cannot_leave_together``), nor can tasks like them leave another node;
+    - which nodes failed for a reason of their own (``failed_nodes``), which says nothing of other nodes.
 
     Replacements of tasks that move for another claim may make room. Those that have started for this claim, which had
     the nodes ``previous`` in the last tick, may not: they would be started again in the next tick, in the same place.
@@ -44,22 +49,19 @@ class MovesOffNodes:
         self._claim = claim
         self._without_replacement = without_replacement
         #: Jobs and roles with tasks on the claim's nodes of the last tick, which may move off them.
-        self._moving = {(task.job, task.role) for name in previous for task in room.tasks_on.get(name, ())}
+        self._moving = {task.group for name in previous for task in room.tasks_on.get(name, ())}
         #: Nodes whose tasks could each leave but not all of them, for a reason that holds for that node only.
         self.failed_nodes = frozenset[str]()
         #: Nodes to which tasks may move: first those that the claim cannot use, then those where other tasks run, and
         #: last those that are planned for it.
-        self._targets: list[str] = []
-        #: By tasks that are alike, the index in ``_targets`` from which ``_move`` searches: no room is before it. It is
-        #: changed through ``NodeRoom.change``, so that it goes back when a move is undone.
-        self._first_target: dict[_Alike, int] = {}
-        #: For each class of tasks that are alike and of which one could not move: the only node where another may still
-        #: have room. It is that of the task that failed last, which its own search leaves out. Set only by a search
-        #: before which no other task of the node had moved, or that tried just these nodes.
+        self._destinations: list[str] = []
+        #: By tasks that are alike: an index in ``_destinations``, changed through ``NodeRoom.change``.
+        self._first_destination: dict[_Alike, int] = {}
+        #: By tasks that are alike: the only node where another one may still have room, that of the task that failed
+        #: last. Set by searches before which no other task of the node had moved, and by those of this node alone.
         self._immovable: dict[_Alike, list[str]] = {}
-        #: Tasks that could each leave a node but not together, in the order in which they leave, given by their
-        #: ``_way_of_leaving``. Such tasks cannot leave any other node either.
-        self._stuck: set[tuple[object, ...]] = set()
+        #: The ``_way_of_leaving`` of each, in the order in which they leave.
+        self._cannot_leave_together: set[tuple[object, ...]] = set()
         #: The state of the room when the tasks that leave a node were taken off it, before the first has moved.
         self._before_moves = 0
 
@@ -84,14 +86,14 @@ class MovesOffNodes:
         ways: tuple[object, ...] = ()
         for task in leavers:
             ways = (*ways, self._way_of_leaving(task))
-            if ways in self._stuck:
+            if ways in self._cannot_leave_together:
                 room.undo(undo_point)
                 return None
             if not self._leave(task, node, chosen):
                 can_leave_first = self._try_as_first(task, node, chosen)
                 room.undo(undo_point)
                 if can_leave_first:
-                    self._note_stuck(ways, leavers, node)
+                    self._note_cannot_leave_together(ways, leavers, node)
                 return None
         room.use(node, room.capacity[node] if share is None else share)
         return leavers
@@ -108,7 +110,7 @@ class MovesOffNodes:
 
     def _way_of_leaving(self, task: Task) -> object:
         """How a task would leave: its group, which can spare it; ``_Alike``, if it moves; or ``_CannotMove``."""
-        group = task.job, task.role
+        group = task.group
         if self._room.can_spare(task):
             return group
         return _CannotMove(group) if group in self._without_replacement else self._alike(task)
@@ -125,7 +127,7 @@ class MovesOffNodes:
         self._room.undo(self._before_moves)
         return can_leave
 
-    def _note_stuck(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
+    def _note_cannot_leave_together(self, ways: tuple[object, ...], leavers: Iterable[Task], node: str) -> None:
         """Note that tasks cannot leave a node together, nor tasks that would leave in the same ways another node.
 
         The latter is not known if one of them has room on the node itself, which was left out of the search, or if
@@ -135,18 +137,18 @@ class MovesOffNodes:
         if any(map(room.can_spare, room.tasks_on[node])) or any(room.fits(task.demand, node) for task in leavers):
             self.failed_nodes |= {node}
         else:
-            self._stuck.add(ways)
+            self._cannot_leave_together.add(ways)
 
     def _leave(self, task: Task, node: str, chosen: Collection[str]) -> bool:
         """Let a task leave that its job can spare, or move to another node; returns whether it can."""
         if self._room.can_spare(task):
             self._room.spare(task)
             return True
-        if (task.job, task.role) in self._without_replacement:
+        if task.group in self._without_replacement:
             return False
-        if not self._targets:
+        if not self._destinations:
             room, eligible, planned = self._room, self._claim.eligible, frozenset(self._claim.planned)
-            self._targets = sorted(
+            self._destinations = sorted(
                 room.capacity,
                 key=lambda name: (name in planned, eligible is None or name in eligible, not room.tasks_on[name]),
             )
@@ -155,25 +157,25 @@ class MovesOffNodes:
     def _move(self, task: Task, node: str, chosen: Collection[str]) -> bool:
         """Move a task off a node that is vacated; returns whether it can.
 
-        The search begins where the last one for a task that is alike has found room (``_first_target``). If that found
-        none, only the node that it left out is tried (``_immovable``).
+        The search begins where the last one for a task that is alike has found room (``_first_destination``). If that
+        found none, only the node that it left out is tried (``_immovable``).
         """
         room, alike = self._room, self._alike(task)
         untried = self._immovable.get(alike)
         if untried is None and self.is_cut_short:
             return False
-        allowed, targets = alike[1], self._targets if untried is None else untried
-        first, own = self._first_target.setdefault(alike, 0) if untried is None else 0, -1
-        for place in range(first, len(targets)):
-            name = targets[place]
+        allowed, destinations = alike[1], self._destinations if untried is None else untried
+        first, own = self._first_destination.setdefault(alike, 0) if untried is None else 0, -1
+        for place in range(first, len(destinations)):
+            name = destinations[place]
             if name == node:
                 own = place
             elif name not in chosen and (allowed is None or name in allowed) and room.fits(task.demand, name):
                 if untried is None:
-                    room.change(self._first_target, alike, place if own < 0 else own)
+                    room.change(self._first_destination, alike, place if own < 0 else own)
                 room.use(name, task.demand)
                 return True
-        others = [name for name in targets if name != node and name not in chosen]
+        others = [name for name in destinations if name != node and name not in chosen]
         if room.take(task.job, task.demand, others, self._may_make_room):
             return True
         if untried is not None or room.undo_point == self._before_moves:
@@ -181,7 +183,7 @@ class MovesOffNodes:
         return False
 
     def _may_make_room(self, task: Task) -> bool:
-        if (task.job, task.role) in self._moving:
+        if task.group in self._moving:
             return self._room.can_spare_for_good(task)
         return self._room.can_spare(task)
 

@@ -1,4 +1,4 @@
-"""State of the search for nodes to vacate: room on each node and tasks that may leave, with undo. Pure."""
+"""State of the search for nodes to vacate: room on each node and tasks that may leave, with undo."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from dl2d.core.cluster import NodeState, Snapshot, Task
+from dl2d.core.cluster import Snapshot, Task, TaskGroup
 from dl2d.core.jobs import TASK_ROLES, Allocation, JobKey, Role
 from dl2d.core.packing.bin_packing import JobDemand, job_demand
 from dl2d.core.packing.task_leaving_order import leaving_order, rank_0_worker
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
@@ -24,7 +23,7 @@ class NodeRoom:
     ) -> None:
         self._jobs = jobs
         # Nodes that no elastic job may use take no tasks in the snapshot.
-        self.capacity = {node.name: node.capacity for node in listing.nodes if node.state is NodeState.UP}
+        self.capacity = {node.name: node.capacity for node in listing.nodes if node.is_open}
         self.may_use = snapshot.may_use()
         room_of_tasks: dict[str, list[Resources]] = defaultdict(list)
         wanted_on: dict[str, list[Task]] = defaultdict(list)
@@ -33,25 +32,26 @@ class NodeRoom:
             room_of_tasks[task.node].append(task.room)
             if task.state.wanted:
                 wanted_on[task.node].append(task)
-                groups[task.job, task.role].append(task)
+                groups[task.group].append(task)
         #: The worker of rank 0 of each job; it leaves last.
         self.rank_0_workers = {rank_0_worker(tasks) for (_, role), tasks in groups.items() if role is Role.WORKER}
         #: Tasks on each node that are meant to run, in the order in which they leave.
         self.tasks_on = {
             node.name: tuple(sorted(wanted_on.get(node.name, ()), key=self._leaving_order)) for node in listing.nodes
         }
-        #: What jobs of others use on each node.
+        #: What foreign jobs use on each node.
         self.used_by_foreign_jobs = {
             node.name: node.used.minus(Resources.total(room_of_tasks.get(node.name, ()))) for node in snapshot.nodes
         }
-        #: That, and what claims, moved tasks and tasks that jobs lack have taken on a node in the search.
+        #: What is used on each node: by foreign jobs, and by what the search has placed there so far (claims, moved
+        #: tasks, and tasks that jobs lack).
         self._taken = dict(self.used_by_foreign_jobs)
         #: What is held on a node for claims that start later: it is free for no task and no share of a node. Claims to
         #: whole nodes do not count it: their jobs may end before that, and reservations may begin.
         self._held_for_later: dict[str, Resources] = defaultdict(Resources)
         floors = dict(snapshot.floors)
-        #: How many tasks of a group may leave, and how many of these are decided above the floor. The others are
-        #: replacements of tasks that move.
+        #: Of each group, how many tasks it has above its floor, and how many it was decided to have above it. If it has
+        #: more than was decided, the others are replacements of tasks that move.
         self._above_floor: dict[TaskGroup, int] = {}
         self._decided_above_floor: dict[TaskGroup, int] = {}
         for key, held in snapshot.held().items():
@@ -101,7 +101,7 @@ class NodeRoom:
         return bool(self._held_for_later[node].thousandths)
 
     def ignore_foreign_jobs(self, node: str) -> Resources:
-        """Count as free what jobs of others use on a node; returns it, for ``use``."""
+        """Count as free what foreign jobs use on a node; returns it, for ``use``."""
         others = self.used_by_foreign_jobs[node]
         self.change(self._taken, node, self._taken[node].minus(others))
         return others
@@ -112,15 +112,15 @@ class NodeRoom:
 
     def can_spare(self, task: Task) -> bool:
         """Whether the job of a task has more of its role than its floor."""
-        return self._above_floor.get((task.job, task.role), 0) > 0
+        return self._above_floor.get(task.group, 0) > 0
 
     def can_spare_for_good(self, task: Task) -> bool:
         """The same, by what is decided for the job: a replacement of a task that moves would be started again."""
-        return self.can_spare(task) and self._decided_above_floor[task.job, task.role] > 0
+        return self.can_spare(task) and self._decided_above_floor[task.group] > 0
 
     def spare(self, task: Task) -> None:
         """Count a task as gone from its job."""
-        group = task.job, task.role
+        group = task.group
         self.change(self._above_floor, group, self._above_floor[group] - 1)
 
     def fits(self, demand: Resources, node: str) -> bool:
@@ -201,7 +201,7 @@ class NodeRoom:
             if not may_leave(task):
                 self.undo(undo_point)
                 return False
-            group = task.job, task.role
+            group = task.group
             self.change(self._decided_above_floor, group, self._decided_above_floor[group] - 1)
             self.spare(task)
             self.remove(node, task)

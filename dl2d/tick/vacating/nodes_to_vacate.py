@@ -1,4 +1,4 @@
-"""Choice of the nodes that are vacated for a claim, and of the room that is kept on nodes planned for it. Pure."""
+"""Choice of the nodes that are vacated for a claim, and of the room that is kept on nodes planned for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from dl2d.core.cluster import NodeGrant, Task
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
+from dl2d.core.cluster import NodeGrant, Task, TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
@@ -105,7 +104,7 @@ class NodeSearch:
         return _grant(claim, chosen, leaving)
 
     def vacate_planned(self, claim: Claim, previous: Collection[str]) -> NodeGrant:
-        """Vacate the planned nodes of a claim as if the jobs of others had ended there, as far as floors allow."""
+        """Vacate the planned nodes of a claim as if foreign jobs had ended there, as far as floors allow."""
         share = None if claim.whole else _share(claim, len(claim.planned))
         chosen: dict[str, Resources] = {}
         leaving: list[Task] = []

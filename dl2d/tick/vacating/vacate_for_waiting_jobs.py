@@ -1,6 +1,6 @@
-"""Claims: which nodes elastic jobs vacate for jobs of others that wait in the resource manager. Pure.
+"""Which nodes elastic jobs vacate for claims: mostly foreign jobs that wait in the resource manager.
 
-A rigid job that waits for whole nodes never starts while elastic jobs hold a part of each, and these have no end. So
+A foreign job that waits for whole nodes never starts while elastic jobs hold a part of each, and these have no end. So
 elastic jobs give up tasks above their floors to a waiting job of higher priority (``Yields``), on as many nodes as it
 needs. Its room counts as used on these nodes in the snapshot, so that policy, guard and placing all leave it free.
 
@@ -12,15 +12,16 @@ later, running tasks stay and no new ones start, if all elastic jobs that may us
 
 If a claim's room has been free for ``MAX_UNUSED_SECONDS`` and its job has not started, it waits for something that the
 resource manager does not show; if tasks have not left its nodes for ``MAX_VACATING_SECONDS`` more, they cannot. The
-claim is given up, with all like it of that user (elastic tasks and other jobs apart), and tried again after
-``RETRY_SECONDS``, or once before that, when it has become the first in the queue. If planned nodes
-were vacated before all that the job needs could be, and it has not started ``lead_seconds + MAX_UNUSED_SECONDS`` later,
-they are released, and nothing is vacated for it until all its nodes can be.
+claim is set aside, with all like it of that user (elastic tasks and other jobs apart), and tried again after
+``RETRY_SECONDS``. If other jobs waited before it when it was set aside, it is tried again as soon as none does. If
+planned nodes were vacated before all that the job needs could be, and it has not started ``lead_seconds +
+MAX_UNUSED_SECONDS`` later, they are released, and nothing is vacated for it until all its nodes can be.
 
-A claim may lose nodes again before all tasks have left them: replacements of these may have started elsewhere than the
-search had found room for them, so that the others have none. The replacements then end, and the search finds the same
-nodes again. Where this has happened ``MAX_LOST`` times in ``RETRY_SECONDS`` to claims of one user with the same demand
-and nodes, they rest: no task leaves a node for them until the first of these times is so long ago.
+A claim may lose nodes again before all tasks have left them. The search plans where moved tasks go, but ``place`` may
+put them elsewhere. The room that the search counted on is then missing, the claim loses the node, the replacements end,
+and the same search succeeds again. After ``MAX_LOST`` such rounds in ``RETRY_SECONDS``, counted over the claims of one
+user with the same demand and nodes, these claims are set aside: no task leaves a node for them until the first of these
+rounds is so long ago.
 
 Cost: the time for standing claims grows with the number of nodes and with the number of tasks on the nodes that are
 vacated.
@@ -34,9 +35,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from dl2d.core.cluster import NodeGrant, Snapshot
+from dl2d.core.cluster import NodeGrant, Snapshot, TaskGroup
 from dl2d.core.jobs import Allocation, JobKey
-from dl2d.core.packing.tasks_that_make_room import TaskGroup
 from dl2d.core.resource_manager import Claim, GrowthLimit, RmListing
 from dl2d.core.resources import Resources
 from dl2d.tick.vacating.claim_history import (
@@ -66,12 +66,13 @@ MAX_UNUSED_SECONDS = 300.0
 #: How long tasks may take to leave a claim's nodes, before ``MAX_UNUSED_SECONDS`` begin: what has to replace them may
 #: not start, for want of room or because the resource manager refuses it.
 MAX_VACATING_SECONDS = 900.0
-#: After how long a claim that was given up is tried again.
+#: After how long a claim that is set aside is tried again.
 RETRY_SECONDS = 3600.0
-#: How often claims of a kind may lose nodes that tasks had to leave for them, in ``RETRY_SECONDS``, before they rest.
+#: How often claims of a kind may lose nodes that tasks had to leave for them, in ``RETRY_SECONDS``, before
+#: they are set aside.
 MAX_LOST = 5
-#: Behind claims of this many given-up shapes of one user, the user's further claims get no room; otherwise jobs that
-#: never start could keep nodes empty one after the other.
+#: Behind claims of this many shapes of one user that are set aside, the user's further claims get no room; otherwise
+#: jobs that never start could keep nodes empty one after the other.
 MAX_SET_ASIDE_SHAPES = 4
 
 
@@ -90,37 +91,38 @@ def vacate_nodes(
 ) -> tuple[Snapshot, ClaimHistory]:
     """The snapshot with the claims that get room, and the next history. ``now``: seconds on a monotonic clock.
 
-    Tasks beyond the ``allocations`` of the last decision replace such as move, and make no room for waiting ones.
+    ``allocations`` are those of the last decision. A job with more tasks than decided is in the middle of a move: the
+    extra task is a replacement and does not count as spare.
 
     Silent jobs keep their tasks. Before claims of lower priority come elastic jobs that have nothing, with their
     minimum sizes, and those that lack tasks of their floors; except those that are silent or ``backing_off``, or to
     which ``growth_limits`` leave too little, since their tasks cannot start.
     Tasks of floors do not move if their job and role is in ``without_replacement``, as no new task of it would start.
-    An incomplete listing may lack nodes and jobs, so that nothing is claimed; nor is anything for the
-    ``excluded_handles``.
+    On an incomplete listing, which may lack nodes and jobs, no claim gets anything; those of the ``excluded_handles``
+    never do.
     """
     if listing.incomplete:
         return snapshot, history
     # A sort is stable: standing claims come in the order of the listing.
     claims = sorted(
-        (_not_behind_later_others(claim, history) for claim in listing.claims if claim.handle not in excluded_handles),
+        (_once_first_always_first(claim, history) for claim in listing.claims if claim.handle not in excluded_handles),
         key=lambda claim: (claim.standing, -claim.priority),
     )
-    first_in_line = {_key(claim): _kind(claim) for claim in claims if not claim.behind_others}
-    newly_first = {kind for key, kind in first_in_line.items() if key not in history.was_first}
+    first_to_wait = {_key(claim): _kind(claim) for claim in claims if not claim.behind_others}
+    newly_first = {kind for key, kind in first_to_wait.items() if key not in history.was_first}
     lost_nodes = _LostNodes(history, claims, now)
-    resting = lost_nodes.resting()
-    given_up = _SetAside(
+    losing = lost_nodes.losing()
+    set_aside = _SetAside(
         (
             each
-            for each in history.given_up
+            for each in history.set_aside
             if now - each.at < RETRY_SECONDS and not (each.behind_others and each.kind in newly_first)
         ),
-        resting,
+        losing,
     )
-    was_first = frozenset(first_in_line)
+    was_first = frozenset(first_to_wait)
     if not snapshot.jobs or not claims:
-        return snapshot, ClaimHistory(given_up=tuple(given_up.claims), was_first=was_first, lost=lost_nodes.times)
+        return snapshot, ClaimHistory(set_aside=tuple(set_aside.claims), was_first=was_first, lost=lost_nodes.times)
     jobs = ElasticJobs(snapshot, listing)
     room = NodeRoom(snapshot, listing, jobs, allocations)
     search = NodeSearch(room, jobs, without_replacement)
@@ -131,7 +133,7 @@ def vacate_nodes(
     claimed = {node for _, node in history.nodes}
     granted: list[NodeGrant] = []
     unused_times = _UnusedTimes(history, now)
-    for claim in turns.examined(claims, _SetAside(given_up.claims, resting)):
+    for claim in turns.examined(claims, _SetAside(set_aside.claims, losing)):
         if len(granted) >= MAX_GRANTED and not claim.standing:
             continue
         first = next(
@@ -142,9 +144,9 @@ def vacate_nodes(
             del waiting[:first]
         shape, key = _shape(claim), _key(claim)
         found, unused, partial = None, 0.0, False
-        may_get_all, may_vacate_planned = given_up.allow_next(claim)
+        may_get_all, may_vacate_planned = set_aside.allow_next(claim)
         if claim.standing:
-            found = search.keep_free(claim, previous[claim.handle], only_free=_kind(claim) in resting)
+            found = search.keep_free(claim, previous[claim.handle], only_free=_kind(claim) in losing)
         elif may_get_all and turns.include(claim):
             result = search.find(claim, previous[claim.handle], turns.failed_nodes_before(shape))
             turns.note(shape, result)
@@ -160,7 +162,7 @@ def vacate_nodes(
                 unused = unused_times.of_planned_nodes(key) - lead_seconds
         if unused > MAX_UNUSED_SECONDS:
             search.undo_last()
-            given_up.claims.append(SetAsideClaim(_kind(claim), now, partial, claim.behind_others))
+            set_aside.claims.append(SetAsideClaim(_kind(claim), now, partial, claim.behind_others))
             continue
         if found is not None and found.nodes:
             granted.append(found)
@@ -170,13 +172,13 @@ def vacate_nodes(
             for node, share in zip(found.nodes, found.room, strict=True):
                 free_now[node] = free_now[node].minus(share)
     lost_nodes.note_lost(room)
-    resting = lost_nodes.resting()
+    losing = lost_nodes.losing()
     decided = history.decided if granted else frozenset[tuple[str, str]]()
     next_history = ClaimHistory(
-        nodes_of_grants(granted), decided, unused_times.free, unused_times.vacated, tuple(given_up.claims),
+        nodes_of_grants(granted), decided, unused_times.free, unused_times.vacated, tuple(set_aside.claims),
         turns.queue, turns.met_count, turns.failed_nodes, unused_times.vacating, frozenset(room.with_minimum),
         history.passed_over, was_first, lost_nodes.vacated, lost_nodes.times,
-        tuple(dict.fromkeys(claim.handle for claim in claims if _kind(claim) in resting)),
+        tuple(dict.fromkeys(claim.handle for claim in claims if _kind(claim) in losing)),
     )  # fmt: skip
     return _with_grants(snapshot, granted), next_history
 
@@ -199,8 +201,8 @@ def _with_grants(snapshot: Snapshot, grants: Sequence[NodeGrant]) -> Snapshot:
     return structs.replace(snapshot, nodes=nodes, grants=tuple(grants))
 
 
-def _not_behind_later_others(claim: Claim, history: ClaimHistory) -> Claim:
-    """The claim, which is not behind others any more once it was first in line (``was_first``)."""
+def _once_first_always_first(claim: Claim, history: ClaimHistory) -> Claim:
+    """The claim, which does not count as behind others once it was the first to wait (``was_first``)."""
     first = structs.replace(claim, behind_others=False)
     return first if _key(first) in history.was_first else claim
 
@@ -238,15 +240,15 @@ class _SearchTurns:
         self._in_turn = in_turn
         self._due: set[ClaimShape] = set()
 
-    def examined(self, claims: Sequence[Claim], given_up: _SetAside) -> list[Claim]:
+    def examined(self, claims: Sequence[Claim], set_aside: _SetAside) -> list[Claim]:
         """Standing claims, those under handles that had nodes in the last tick, those of the first ``MAX_EXAMINED``
-        kinds, and those whose shape has its turn. Claims that were given up have no turn.
+        kinds, and those whose shape has its turn. Claims that are set aside have no turn.
         """
         allowed: dict[ClaimClass, bool] = {}
         for claim in claims:
             kind = _kind(claim)
             if not claim.standing and kind not in allowed:
-                allowed[kind], _ = given_up.allow_next(claim)
+                allowed[kind], _ = set_aside.allow_next(claim)
         shapes = dict.fromkeys(shape for (_, shape), may_get_all in allowed.items() if may_get_all)
         queue = [*(shape for shape in self._history.queue if shape in shapes), *shapes]
         first = set(list(shapes)[:MAX_FIRST_SHAPES])
@@ -310,7 +312,7 @@ class _UnusedTimes:
 
 
 class _LostNodes:
-    """When claims have lost nodes that tasks had to leave for them, although no job of others has taken these."""
+    """When claims have lost nodes that tasks had to leave for them, although no foreign job has taken these."""
 
     def __init__(self, history: ClaimHistory, claims: Sequence[Claim], now: float) -> None:
         self._history = history
@@ -329,8 +331,8 @@ class _LostNodes:
         #: Number of nodes that handles have got that are free or planned for them.
         self._gained = Counter[str]()
 
-    def resting(self) -> frozenset[ClaimClass]:
-        """Kinds of claims for which no task leaves a node, since they have lost such nodes too often."""
+    def losing(self) -> frozenset[ClaimClass]:
+        """Kinds of claims of claims that are set aside since they have lost nodes too often."""
         return frozenset(kind for kind, times in self.times.items() if len(times) >= MAX_LOST)
 
     def note_granted(self, claim: Claim, found: NodeGrant, free_now: Mapping[str, Resources], room: NodeRoom) -> None:
@@ -345,7 +347,7 @@ class _LostNodes:
             self._first_on.setdefault(name, self._place[claim.handle])
 
     def note_lost(self, room: NodeRoom) -> None:
-        """Note which claims have lost nodes that neither jobs of others nor claims before them have taken.
+        """Note which claims have lost nodes that neither foreign jobs nor claims before them have taken.
 
         They may exchange nodes for others that are free, or that are planned for them.
         """
@@ -357,33 +359,33 @@ class _LostNodes:
             is_there = node[:2] in kinds and node.name in room.capacity
             if is_there and node not in self.vacated and room.used_by_foreign_jobs[node.name].fits_in(used):
                 lost[node[:2]] += self._first_on.get(node.name, math.inf) >= self._place[node.handle]
-        for kind in {kinds[key] for key, count in lost.items() if count > self._gained[key[0]]} - self.resting():
+        for kind in {kinds[key] for key, count in lost.items() if count > self._gained[key[0]]} - self.losing():
             self.times[kind] = (*self.times.get(kind, ()), self._now)
 
 
 class _SetAside:
-    """Claims that were given up a short while ago or rest, and what they forbid to those that wait."""
+    """Claims that are set aside, and what that forbids to those that wait."""
 
-    def __init__(self, claims: Iterable[SetAsideClaim], resting: Collection[ClaimClass]) -> None:
+    def __init__(self, claims: Iterable[SetAsideClaim], losing: Collection[ClaimClass]) -> None:
         self.claims = list(claims)
-        self._resting = resting
-        #: Shapes that were given up, of the claims so far, by whose they are.
-        self._given_up_so_far: dict[tuple[str, bool], set[ClaimShape]] = defaultdict(set)
+        self._losing = losing
+        #: Shapes that are set aside, of the claims so far, by whose they are.
+        self._set_aside_so_far: dict[tuple[str, bool], set[ClaimShape]] = defaultdict(set)
 
     def allow_next(self, claim: Claim) -> tuple[bool, bool]:
         """Whether a claim may get all its room now, and whether its planned nodes may be vacated before that.
 
-        To be called for claims in the order in which they get room: one like a claim that was given up counts for those
+        To be called for claims in the order in which they get room: one like a claim that is set aside counts for those
         of its user behind it.
 
-        Neither is allowed to a claim that rests, nor to one behind claims of ``MAX_SET_ASIDE_SHAPES`` shapes of its
-        user that are set aside. A claim like one of its user that is set aside may not have planned nodes vacated, and
-        gets all its room only if that one is ``partial``. One that was set aside behind others counts only for claims
-        behind others.
+        Neither is allowed to a claim that is set aside since it lost nodes, nor to one behind claims of
+        ``MAX_SET_ASIDE_SHAPES`` shapes of its user that are set aside. A claim like one of its user that is set aside
+        may not have planned nodes vacated, and gets all its room only if that one is ``partial``. One that was set
+        aside behind others counts only for claims behind others.
         """
-        kind, so_far = _kind(claim), self._given_up_so_far[claim.set_aside_with]
+        kind, so_far = _kind(claim), self._set_aside_so_far[claim.set_aside_with]
         alike = [each for each in self.claims if each.kind == kind and (claim.behind_others or not each.behind_others)]
-        is_held = len(so_far) >= MAX_SET_ASIDE_SHAPES or kind in self._resting
+        is_held = len(so_far) >= MAX_SET_ASIDE_SHAPES or kind in self._losing
         if alike:
             so_far.add(_shape(claim))
         return not is_held and all(each.partial for each in alike), not is_held and not alike

@@ -944,7 +944,7 @@ def test_no_task_leaves_for_a_claim_that_rests_which_keeps_nodes_that_are_free_i
     report = world.tick(1.0)
     assert [each.nodes for each in report.snapshot.grants] == [("n4",)]
     assert report.plan.stops == ()
-    assert report.resting_claims == ("812", "partition gpu")
+    assert report.losing_claims == ("812", "partition gpu")
     world.tick(RETRY_SECONDS)
     assert follow(world) == ["812"]
 
