@@ -1,4 +1,4 @@
-"""Heartbeat: the schema of a coordinator's report, and the changes that follow from one. Pure."""
+"""Heartbeat: the schema of a coordinator's report, and the changes that follow from one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of the two groups of a canary, and the rule by which it ends. Pure.
+"""Comparison of the two groups of a canary, and the rule by which it ends.
 
 A job's time is from submission to end, by its work (samples or steps). A day (UTC) is one sample: the mean logarithm of
 the times of its jobs in the policy's group less that of the others, with the mean of each kind of job taken away, so

@@ -1,4 +1,4 @@
-"""Assumed training speeds of jobs that report none, so that the gate can replay them. Pure.
+"""Assumed training speeds of jobs that report none, so that the gate can replay them.
 
 Of a job of fixed size without a coordinator only the size and the run time are known. What it did is taken to be what
 it takes this run time for: its recorded kinds train one sample a second at their most frequent size, and at other sizes

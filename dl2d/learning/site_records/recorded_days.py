@@ -1,4 +1,4 @@
-"""Recorded days of a site: which jobs came when, how much they had to train, and on which nodes. Pure.
+"""Recorded days of a site: which jobs came when, how much they had to train, and on which nodes.
 
 Days are those of a recorded history, or are put together from the hours of several.
 """

@@ -1,4 +1,4 @@
-"""Splits a site's recorded days into workloads for training, validation and testing of a policy. Pure."""
+"""Splits a site's recorded days into workloads for training, validation and testing of a policy."""
 
 from __future__ import annotations
 
