@@ -121,7 +121,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_task: bool = False
     #: Room that the site keeps free for any job: all elastic jobs but those that never yield give it up.
     standing: bool = False
-    #: Of a standing claim on the nodes of a reservation whose jobs may run there now: handles of its anchors; empty for
+    #: For a standing claim on nodes of a reservation whose jobs may run there now: handles of its anchors; empty for
     #: one on drained nodes. Tasks of all other jobs leave, and no room is kept, since these jobs may not use the nodes.
     #: None for any other claim.
     members: frozenset[str] | None = None
@@ -211,7 +211,7 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requeues: int = 0
     #: When it ended, seconds since 1970; 0 if it has not, or where the manager does not say.
     ended: float = 0.0
-    #: Of a task that runs: what it holds, where the manager may give more than is asked for. Of an anchor that a
+    #: For a task that runs: what it holds, where the manager may give more than is asked for. For an anchor that a
     #: ``RequeuingManager`` can requeue: what it holds, or asks for while it ``begins_later``.
     held: Resources = NO_RESOURCES
     #: When it reaches its time limit and the manager ends it, seconds since 1970; 0 where there is none or it has not
@@ -219,17 +219,17 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     time_limit_at: float = 0.0
     #: Id of a task of a job array for users (``12_3``); empty for other jobs.
     array_id: str = ""
-    #: Of one that runs: it holds its resources, but its processes do not execute, since it is suspended, or its node is
+    #: For one that runs: it holds its resources, but its processes do not execute, since it is suspended or its node is
     #: being prepared.
     not_executing: bool = False
-    #: Of a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
+    #: For a task that waits: the manager does not start it on the node that it was asked for, whatever is free there.
     node_refused: bool = False
-    #: Of a task that waits: its node is not the cause, for example if it waits for a licence or the end of a hold, or
+    #: For a task that waits: its node is not the cause, for example if it waits for a licence or the end of a hold, or
     #: behind a claim to which its job yields.
     any_node: bool = False
-    #: Of a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
+    #: For a task that waits: the limit that keeps it waiting, where the manager tells of a limit only in this way.
     limit: GrowthLimit | None = None
-    #: Of a task that waits: why the manager never starts it as it was submitted, on any node and whatever is free, and
+    #: For a task that waits: why the manager never starts it as it was submitted, on any node and whatever is free, and
     #: what its user can do; empty if it may start.
     never_starts: str = ""
     #: Position of a task among those of its job and role, where the manager chooses the nodes and only stops the tasks
@@ -237,10 +237,10 @@ class RmJob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: int | None = None
     #: Of another's training job, where the site's rules recognise it; else None.
     static: StaticJob | None = None
-    #: Of the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
+    #: For the anchor of an elastic job: its priority, and to which claims the job gives up tasks.
     priority: int = 0
     yields: Yields = Yields.NEVER
-    #: Of a waiting anchor: whether it has a begin time in the future.
+    #: For a waiting anchor: whether it has a begin time in the future.
     begins_later: bool = False
 
     @property
@@ -320,7 +320,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     avoid: tuple[str, ...] = ()
     owner: Owner
     launch: Launch
-    #: Of an anchor: the demand of each task that its job may have, for managers that reserve containers by role.
+    #: For an anchor: the demand of each task that its job may have, for managers that reserve containers by role.
     member_demands: tuple[tuple[Role, Resources], ...] = ()
 
 

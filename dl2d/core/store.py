@@ -244,7 +244,7 @@ class JobSlot(NamedTuple):
 class JobList(NamedTuple):
     """The newest of some jobs."""
 
-    #: In submit order, without their commands. Of those that ended, the ones that ended last.
+    #: In submit order, without their commands. Only the last of those that ended.
     jobs: tuple[Job, ...]
     #: How many there are in all.
     total: int

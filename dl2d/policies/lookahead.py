@@ -142,7 +142,7 @@ class Lookahead:
         self.name = "lookahead"
         settings = f" optimism={optimism:g}" if optimism != DEFAULT_OPTIMISM else ""
         costs = f" resize_seconds={resize_seconds:g} slot_seconds={slot_seconds:g}" if resize_seconds else ""
-        #: Of the code, and the settings where they are not the usual.
+        #: Version of the code, and the settings where they are not the usual.
         self.version = "4" + settings + costs
         #: Speeds, those of each job too.
         self.needs = frozenset({Evidence.SPEEDS, Evidence.JOB_SPEEDS})

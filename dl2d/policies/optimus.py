@@ -144,7 +144,7 @@ class Optimus:
             "end_at_first_failure": end_at_first_failure,
             "beyond": None if beyond is None else "yes",
         }
-        #: Of the code, and the settings that change decisions where they are not the usual.
+        #: Version of the code, and the settings that change decisions where they are not the usual.
         self.version = " ".join(["2", *(f"{key}={value}" for key, value in settings.items() if value)])
         #: Speeds unless it is told, and losses where they tell when a job ends.
         self.needs = NO_EVIDENCE if known is not None else frozenset({Evidence.SPEEDS})

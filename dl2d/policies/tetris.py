@@ -62,7 +62,7 @@ class Tetris:
         self._shortness = shortness
         self._whole_bundles = whole_bundles
         settings = "" if shortness == 1.0 else f" shortness={shortness:g}"
-        #: Of the code, and the settings that change decisions where they are not the usual.
+        #: Version of the code, and the settings that change decisions where they are not the usual.
         self.version = "2" + settings + (" whole_bundles" if whole_bundles else "")
 
     def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:

@@ -53,7 +53,7 @@ def epochs_left_of_all(declared: Floats, done: Floats) -> Floats:
 def remaining_seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job at the speed at which it last trained, or else at that of others like it.
 
-    See ``measured_or_mean_speeds``. Of a job that nobody reports on it is the rest of its time limit.
+    See ``measured_or_mean_speeds``. For a job that nobody reports on it is the rest of its time limit.
     """
     speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
     # An unreported job counts its work in seconds, so its speed is 1.

@@ -193,7 +193,7 @@ def test_an_anchor_is_not_started_while_a_record_cannot_be_read_since_it_may_run
     record = local.state_dir / "tasks" / f"{handle}.json"
     whole = record.read_bytes()
     record.write_bytes(whole[:40])
-    with pytest.raises(Unavailable, match=r"it may run already.*remove it once its task has ended"):
+    with pytest.raises(Unavailable, match=r"perhaps it runs already.*remove it once its task has ended"):
         local.manager.submit(anchor)
     record.write_bytes(whole)
     assert local.manager.submit(anchor) == handle

@@ -222,7 +222,7 @@ def refused():
     kv.freeze("fixed")
     kv.pushpull("w", mx.nd.ones(2))
     assert kv.version == 1
-    raises(UsageError, "have it trained from that step on", kv.push, "fixed", mx.nd.ones(2))
+    raises(UsageError, "train it from that step on", kv.push, "fixed", mx.nd.ones(2))
     raises(UsageError, "servers take no commands", kv._send_command_to_servers, 0, "")
 
 

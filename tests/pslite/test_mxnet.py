@@ -416,7 +416,7 @@ def test_a_gluon_script_that_goes_on_says_at_which_epoch(script, tmp_path, capfd
     result = run(command, servers=1, on_status=lambda status, _: reported.append(status.epochs_before))
     assert (result.state, result.versions) == ("finished", 20), result.log
     assert reported[-1] == options.get("begin_epoch", 0)
-    assert ("have it set kvstore.begin_epoch" in capfd.readouterr().err) == ("begin_epoch" not in options)
+    assert ("let it set kvstore.begin_epoch" in capfd.readouterr().err) == ("begin_epoch" not in options)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Bin packing of tasks on nodes: where they fit, and what is missing where they do not.
 
-A change of a job's allocation is cut into batches of equal tasks. Of each batch, tasks that run already are taken up
+A change of a job's allocation is cut into batches of equal tasks. In each batch, tasks that run already are taken up
 where they are, and new ones go to the first nodes in the placement's order that have room (``node_classes``).
 What cannot be had whole is undone, with the reason why not (``no_room_reasons``). Limits on what jobs hold
 together are kept as well (``room_in_limits``).

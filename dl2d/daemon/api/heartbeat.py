@@ -241,7 +241,7 @@ def receive(
     state = _JOB_STATES[beat.state]
     end_reason = _end_reason(job.request, beat, state) if state.ended else ""
     if state is JobState.CANCELLED and anchor_decides:
-        # The job stays live. Of one whose first report this is, the reason would be lost in its state before.
+        # The job stays live. If this is its first report, the reason would be lost in its state before.
         state = JobState.READY
     moved = job.state is not state and not (state is JobState.READY and job.state is JobState.RUNNING)
     change = JobChange(

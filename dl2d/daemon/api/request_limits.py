@@ -54,7 +54,7 @@ BYTES_PER_HEARTBEAT = 64 * 1024
 PLANS_PER_HEARTBEAT = 10
 #: Largest ``parsing_cost`` of a body. A heartbeat of 20,000 members that all have ended costs about 65,000.
 MAX_PARSING_COST = 100_000
-#: The same of a request without a credential. Of a command and an environment of 10,000 words each it is 4,000.
+#: The same for a request without a credential. For a command and an environment of 10,000 words each it is 4,000.
 MAX_PUBLIC_PARSING_COST = 8000
 #: In the rate of its job or address, a request counts as one more for each full multiple of this cost.
 COST_PER_REQUEST = 1000

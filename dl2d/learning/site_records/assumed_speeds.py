@@ -1,6 +1,6 @@
 """Assumed training speeds of jobs that report none, so that the gate can replay them.
 
-Of a job of fixed size without a coordinator only the size and the run time are known. What it did is taken to be what
+For a job of fixed size without a coordinator only the size and the run time are known. What it did is taken to be what
 it takes this run time for: its recorded kinds train one sample a second at their most frequent size, and at other sizes
 as the throughput model predicts from that one size. The replays draw from the deviations of this prediction, which are
 large (``dl2d.throughput.gaussian_process``). So a policy that gives the recorded sizes is compared truly, and one that

@@ -22,7 +22,7 @@ from dl2d.tick.decision.observed_decision import OBSERVED
 #: Jobs that recorded slots must have, unless the caller says otherwise.
 MIN_JOBS = 20
 _MIN_SLOTS = 2
-#: Of so many consecutive blocks of slots the last is held out for a comparison, and the middle one to stop by.
+#: In each so many consecutive blocks of slots the last is held out for a comparison, and the middle one to stop by.
 _CYCLE = 5
 _STOPPING_BLOCK = 2
 #: Number of such cycles at most, and slots with a choice that a block has at least where there are several cycles.

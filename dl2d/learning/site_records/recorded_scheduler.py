@@ -21,7 +21,7 @@ class RecordedScheduler:
     """Gives jobs their recorded sizes, and starts them in the recorded order. Implements ``Policy``.
 
     A running job has the size that it was recorded with at the same time of the day, and before the first or after the
-    last recorded size that one. Of the jobs that wait, the one that was recorded to start first starts as soon as there
+    last recorded size that one. The waiting job that was recorded to start first starts as soon as there
     is room for it, also before its recorded start: a replay has fewer hindrances than a real cluster. The others wait
     behind it. A job without a recorded size gets its minimum size, after the others; a job whose size does not fit on
     idle nodes gets its minimum size. A job that was paused has nothing from then until it was recorded to go on, and

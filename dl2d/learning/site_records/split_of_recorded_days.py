@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 EXPECTED_SPEEDS = "expected speeds"
 #: What follows the seed in the seeds of generators.
 _TRAINING, _VALIDATION, _TEST, _PERIOD = range(4)
-#: Of the days with jobs, the newest quarter is held out for testing.
+#: The newest quarter of the days with jobs is held out for testing.
 _HELD_OUT = 1 / 4
 #: Maximum number of recorded days among the workloads that the best weights are chosen by.
 _MAX_VALIDATION_DAYS = 4

@@ -4,7 +4,7 @@ A size is dominated if another one takes at most as much of each resource and is
 
 The base of a job is the size with which its sizing begins in each slot, and below which it is not sized: its floor, or
 nothing. A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the
-base, 1 the fastest size, and speeds fall from there on. Of large frontiers, ``_MAX_SIZES`` sizes are kept.
+base, 1 the fastest size, and speeds fall from there on. At most ``_MAX_SIZES`` sizes are kept.
 """
 
 from __future__ import annotations

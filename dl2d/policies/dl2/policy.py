@@ -62,7 +62,7 @@ class Dl2:
     before stage 3, if there is room.
 
     1. Speeds of each job at each size are predicted (``predictions``).
-    2. Of the sizes that a job may have, those on its Pareto frontier are kept (``pareto_frontier``).
+    2. The sizes that a job may have are reduced to those on its Pareto frontier (``pareto_frontier``).
     3. Within the total resources of the cluster and the limits of the jobs, these are enlarged step by step; the step
        with the highest score is made next (``size_search``, ``scoring``).
     4. The tasks are packed on the nodes (``greedy_packing``). Tasks that fit on no node are dropped, and stages 3 and 4

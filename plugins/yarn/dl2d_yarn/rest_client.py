@@ -213,7 +213,7 @@ class RestClient:
     ) -> tuple[int, bytes, str]:
         """Send a request, and again to the address to which a standby redirects it.
 
-        Returns status, body, and the address that answered. Of a redirect only scheme, host and port count, which must
+        Returns status, body, and the address that answered. Only scheme, host and port of a redirect count, which must
         be those of one of the addresses: an answer that another server has forged cannot choose what is sent where.
         """
         origins = {_origin(httpx2.URL(each)): each for each in self._addresses}

@@ -305,7 +305,7 @@ def _held_by_tasks(listed: Iterable[_Listed], tagged: Collection[str]) -> Iterat
 
 
 def limit_scope(options: AnchorOptions) -> AnchorOptions:
-    """Of a job's options those that say, with its user, which limits of associations and QOS hold for it."""
+    """The options of a job that say, with its user, which limits of associations and QOS hold for it."""
     return AnchorOptions(partition=options.partition, account=options.account, qos=options.qos)
 
 

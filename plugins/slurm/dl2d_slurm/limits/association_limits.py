@@ -1,10 +1,10 @@
 """Limits of associations and qualities of service on what their jobs have together, as slurmctld knows them.
 
-Of several limits of one kind on a resource, a job's start is held against those of the first of these that has one: the
+Where several limits of one kind are on a resource, a job is checked against those of the first that has one: the
 QOS of its partition and its own (in the order that ``qos_precedence`` has), its associations. So a QOS may allow more
 than the account of its jobs.
 
-Limits on the number of jobs that are submitted count those that wait, too. Of these a part is left to jobs that users
+Limits on the number of jobs that are submitted count those that wait, too. A part of these is left to jobs that users
 submit themselves.
 
 Maximum time limits of jobs (``MaxWall``) leave nothing or all to a job; they are told by themselves.

@@ -39,7 +39,7 @@ class ExcludedNodes:
         return "" if known is None else known[1]
 
     def ask(self, jobs: Mapping[str, AnswerValidity]) -> None:
-        """Ask squeue for the nodes of jobs whose cached answers are not valid. Of a job that is gone it stays unknown.
+        """Ask squeue for the nodes of jobs whose cached answers are not valid. For a job that is gone it stays unknown.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """Environment variables of tasks: which of the user's are passed to them, and which belong to a task itself.
 
-Of the user's, those on an allow-list are passed, without secrets.
+The user's variables on an allow-list are passed, without secrets.
 """
 
 from __future__ import annotations

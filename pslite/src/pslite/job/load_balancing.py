@@ -105,7 +105,7 @@ def shards_by_speed(shards: int, costs: Sequence[float]) -> tuple[int, ...]:
     -------
     At least one for each. Shards are given out one by one, each to who would have it done first, which makes the
     longest time as short as it can be. Where everybody's part in proportion to speed is a shard at least, nobody has
-    less than that, rounded down. Of equal workers earlier ones come first.
+    less than that, rounded down. Among equal workers earlier ones come first.
 
     """
     if len(costs) > shards:
