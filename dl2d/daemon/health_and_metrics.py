@@ -94,7 +94,7 @@ class Health:
         self._tasks = gauge("tasks", "Tasks that have not ended.")
         self._unknown = gauge("unknown_tasks", "Running tasks with tags of this cluster that are not in this database.")
         self._requeued = gauge(
-            "postponed_coordinators", "Coordinators without tasks that were put back into the queue for other jobs."
+            "postponed_coordinators", "Coordinators without tasks that were requeued for other jobs."
         )
         self._deferred = gauge("deferred_tasks", "Tasks that were decided on and have no room yet.")
         self._idle = gauge("idle_waiting_jobs", "Jobs that wait although there is room for every one of them.")
@@ -155,8 +155,8 @@ class Health:
             )
         if report.requeued:
             problems.append(
-                f"{counted(report.requeued, 'coordinator')} without tasks had to go back into the resource manager's "
-                "queue, since too many held the room that their jobs' tasks need; docs/slurm.md says how to start fewer"
+                f"dl2d has requeued {counted(report.requeued, 'coordinator')} without tasks, since too many held the "
+                "room that their jobs' tasks need; docs/slurm.md says how to start fewer"
             )
         if report.set_aside is not None:
             problems.append(

@@ -22,9 +22,7 @@ log = structlog.get_logger()
 #: Maximum number of coordinators in a tick. Each takes three commands on Slurm.
 _MAX_PER_TICK = 32
 #: Why other jobs without tasks get none in a tick that puts coordinators back.
-_ROOM_FOR_ANOTHER = Silence(
-    "coordinators are going back into the resource manager's queue so that another job has room"
-)
+_ROOM_FOR_ANOTHER = Silence("coordinators are being requeued so that another job has room")
 
 
 def requeue_coordinators(
@@ -103,7 +101,7 @@ def _ask(
             refused.add(key)
             continue
         if key in noted:
-            log.info("coordinator put back into the queue", job=key.id, handle=anchor.handle, seconds=seconds,
+            log.info("coordinator requeued", job=key.id, handle=anchor.handle, seconds=seconds,
                      reason=noted[key].reason)  # fmt: skip
         else:
             log.info("coordinator may start now", job=key.id, handle=anchor.handle)

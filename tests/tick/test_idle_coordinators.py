@@ -153,7 +153,7 @@ def test_a_job_that_was_put_back_says_why_and_health_counts_it(crowd: Crowd) -> 
     health = Health(lambda: 0.0)
     health.completed(report)
     (problem,) = health.status().problems
-    assert problem.startswith("2 coordinators without tasks had to go back into the resource manager's queue")
+    assert problem.startswith("dl2d has requeued 2 coordinators without tasks")
     assert b"dl2d_postponed_coordinators 2.0" in health.metrics()
     # As a daemon that is started again.
     crowd.state = replace(crowd.state, idle_history=IdleHistory())
@@ -161,7 +161,7 @@ def test_a_job_that_was_put_back_says_why_and_health_counts_it(crowd: Crowd) -> 
     ended = crowd.job(before)
     assert (ended.state, ended.end_reason) == (
         JobState.LOST,
-        f"was put back into the resource manager's queue as test.8.{int(crowd.now) - 10}: {reason}",
+        f"was requeued as test.8.{int(crowd.now) - 10}: {reason}",
     )
     crowd.go_on()
     (waits,) = (job for job in crowd.store.jobs(live=True) if job.key.id == "8")

@@ -275,7 +275,7 @@ def _requeued(job: Job, listed: RmJob, why: Requeue | None) -> tuple[Job, JobCha
     new = Job(key=key, request=job.request, owner=job.owner, launch=job.launch, anchor=job.anchor)
     reason = f"was requeued by the resource manager, and goes on from its checkpoint as {key.slug}"
     if why is not None:
-        reason = f"was put back into the resource manager's queue as {key.slug}: {why.reason}"
+        reason = f"was requeued as {key.slug}: {why.reason}"
     return new, JobChange(state=JobState.LOST, end_reason=reason, cause=FailureCause.REQUEUED)
 
 

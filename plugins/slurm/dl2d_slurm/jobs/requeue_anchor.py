@@ -34,7 +34,7 @@ def requeue(commands: Commands, anchor: RmIdentity, seconds: float) -> None:
     if state is RmJobState.RUNNING:
         if seconds == 0.0:  # Slurm has started it since it was listed.
             return
-        _check(f"putting job {id_} back into the queue", commands.run("scontrol", "requeue", "Incomplete", id_))
+        _check(f"requeueing job {id_}", commands.run("scontrol", "requeue", "Incomplete", id_))
     start = f"now+{math.ceil(seconds)}" if seconds else "now"
     _check(what, commands.run("scontrol", "update", f"JobId={id_}", f"StartTime={start}"))
 
