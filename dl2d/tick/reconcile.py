@@ -58,9 +58,7 @@ _CALLING_SECONDS = 600.0
 _MIN_USEFUL_SECONDS = 120.0
 
 #: Why a job gets no tasks if its coordinator is requeued in the resource manager's queue (``idle_coordinators``).
-REQUEUED_FOR_ANOTHER_JOB = Silence(
-    "its coordinator is being requeued so that another job has room"
-)
+REQUEUED_FOR_ANOTHER_JOB = Silence("its coordinator is being requeued so that another job has room")
 #: Why a ``starting`` job gets no other tasks.
 _STARTS_FROM_QUEUE = Silence("others of its first tasks wait in the resource manager's queue")
 #: How long the resource manager may take to list a requested requeue.
