@@ -241,7 +241,7 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
     slots = max(result.slots for each in case.policies for result in each.results.values())
     width = math.ceil(slots / MAX_POINTS)
     starts = np.arange(0, slots, width)
-    edges = np.append(starts, slots).astype(np.float64)
+    edges = np.append(starts, slots).astype(float)
     sizes = np.diff(edges)
     found: dict[str, list[list[Floats]]] = {}
     for cell in run.cells:
@@ -252,7 +252,7 @@ def read_timelines(run: Run, case: CaseSummary) -> Timelines:
         if series is None:
             continue
         values: tuple[Sequence[float], ...] = (series.utilisation.get(case.resource, ()), series.workers, series.ps)
-        groups = np.array(series.slots, dtype=np.int64) // width
+        groups = np.array(series.slots, int) // width
         means = [
             np.bincount(groups, weights=each, minlength=len(sizes)) / sizes if len(each) else np.zeros(len(sizes))
             for each in values

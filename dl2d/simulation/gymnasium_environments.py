@@ -28,7 +28,7 @@ ENVIRONMENT_ID = "dl2d/Cluster-v0"
 #: What the environments take for their workloads.
 Source = Library | Workload | Sequence[Workload]
 Info = dict[str, Any]
-_NO_CLUSTERS = np.zeros(0, dtype=np.int64)
+_NO_CLUSTERS = np.zeros(0, int)
 
 
 class EnvironmentOptions(TypedDict, total=False):
@@ -207,8 +207,8 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
             report = windows.step(given)
         windows.refresh()
         rewards = np.zeros(clusters.count)
-        terminated = np.zeros(clusters.count, dtype=np.bool_)
-        truncated = np.zeros(clusters.count, dtype=np.bool_)
+        terminated = np.zeros(clusters.count, bool)
+        truncated = np.zeros(clusters.count, bool)
         if report is not None:
             which = report.which
             # One job after the other, so that the sum does not depend on how many jobs a neighbour has.
@@ -226,7 +226,7 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
             "window": windows.window.copy(),
             "slot": clusters.slot.copy(),
             "workload": clusters.workload.copy(),
-            "slot_ended": np.zeros(clusters.count, dtype=np.bool_),
+            "slot_ended": np.zeros(clusters.count, bool),
         }
         for name, (_, kind) in _REPORTED.items():
             info[name] = np.zeros(clusters.present.shape, dtype=kind)
@@ -245,7 +245,7 @@ class VectorClusterEnv(VectorEnv[Observations, Ints, NDArray[Any]]):
             raise ValueError(f"options: workload: expected a whole number, or one for each, got {workloads!r}")
         if chosen.min() < 0 or chosen.max() >= known:
             raise ValueError(f"options: workload: there are {known}, from 0; got {workloads!r}")
-        return np.broadcast_to(chosen, self._all.shape).astype(np.int64)
+        return np.broadcast_to(chosen, self._all.shape).astype(int)
 
     def render(self) -> tuple[str, ...] | None:
         """Each cluster as text, where the render mode is ``ansi``."""

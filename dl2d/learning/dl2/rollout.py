@@ -77,8 +77,8 @@ class RolloutWorkloads:
         count, jobs, _, _ = self.library.size
         names = self.library.resources
         #: Group of each job, shape (K, J), and its kind as a place in ``kinds``.
-        self.group: Ints = np.zeros((count, jobs), dtype=np.int64)
-        self.kind: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self.group: Ints = np.zeros((count, jobs), int)
+        self.kind: Ints = np.zeros((count, jobs), int)
         self.kinds: list[TrainingKind] = []
         self._groups: list[_Like] = []
         places: dict[tuple[object, ...], int] = {}
@@ -173,7 +173,7 @@ def fill(clusters: Clusters, frontiers: FrontierArrays, group: Ints, which: Ints
     epochs = epochs_left_of_all(declared, clusters.done[at])
     samples = epochs * library.samples[workload[:, None], order]
     cluster_jobs = ClusterJobs.of(frontiers, group[at], here, samples, library.slot_seconds[workload])
-    states = np.zeros(here.shape, dtype=np.int64)
+    states = np.zeros(here.shape, int)
     free = clusters.capacity[which]
     chosen = choose_sizes(frontiers, cluster_jobs, states, free, weights)
     short = _give(clusters, frontiers, cluster_jobs, which, order, chosen)
@@ -242,7 +242,7 @@ def _lay(clusters: Clusters, which: Ints, order: Ints, turns: Ints, more: Ints) 
     role, place = np.divmod(turns, width)
     placed = clusters.lay(which, np.take_along_axis(order, place, axis=1) * 3 + role, amounts)
     laid = np.asarray((placed >= 0).all(axis=1))
-    less = np.zeros((len(which), 2 * width), dtype=np.bool_)
+    less = np.zeros((len(which), 2 * width), bool)
     np.put_along_axis(less, turns, (placed < amounts) & laid[:, None], axis=1)
     return laid, less[:, :width] | less[:, width:]
 

@@ -108,7 +108,7 @@ def imitate_with_scorer(
     )
     policy = Dl2(begun_with)
     rng = np.random.default_rng([seed, 2])
-    weights, losses, shown, stopping = np.asarray(start.weights["scorer"], dtype=np.float64), [], _NONE, _NONE
+    weights, losses, shown, stopping = np.asarray(start.weights["scorer"], float), [], _NONE, _NONE
     for number in range(_ROUNDS):
         note = f"round {number + 1} of {_ROUNDS}"
         gone_through = partial(tell, "recorded slots gone through", note=note)
@@ -195,7 +195,7 @@ class _States(NamedTuple):
         return powers / np.repeat(sums, counts), np.log(sums) + highest
 
 
-_NONE = _States(np.zeros((0, len(FEATURES))), np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int64))
+_NONE = _States(np.zeros((0, len(FEATURES))), np.zeros(0, bool), np.zeros(0, int))
 
 
 def _states_of(
@@ -236,14 +236,14 @@ def _states_in(policy: Dl2, weights: Floats, recording: Recording) -> Iterator[t
     jobs, frontiers, cluster_jobs, free = options
     frontier_of, everyone = cluster_jobs.frontier[0], np.arange(len(jobs))
     recorded = recording.decision.allocations()
-    wanted = np.array([recorded.get(job.key, NOTHING) for job in jobs], dtype=np.int64)
+    wanted = np.array([recorded.get(job.key, NOTHING) for job in jobs], int)
     sizes, is_size = frontiers.sizes[frontier_of], frontiers.is_step[frontier_of, 0]
     distances = np.abs(np.log1p(sizes) - np.log1p(wanted)[:, None]).sum(axis=2)
     targets = np.where(is_size, distances, np.inf).argmin(axis=1)
     towards = (sizes <= wanted[:, None]).all(axis=2)
     towards[everyone, targets] = True
     towards &= is_size & (wanted.sum(axis=1) > 0)[:, None]
-    positions, left = np.zeros(len(jobs), dtype=np.int64), free[0].copy()
+    positions, left = np.zeros(len(jobs), int), free[0].copy()
     while True:
         need = frontiers.need[frontier_of] - frontiers.need[frontier_of, positions][:, None]
         possible = frontiers.is_step[frontier_of, positions] & (need <= left).all(axis=2)

@@ -49,12 +49,12 @@ def formula_of(truth: SpeedModel, tried: Sequence[int]) -> SpeedModel:
 
     collective = truth.architecture is Architecture.ALLREDUCE
     batch = getattr(truth, "batch", None) or _BATCH
-    workers = np.array(tried, dtype=np.float64)
+    workers = np.array(tried, float)
     rates = np.array([truth.samples_per_second(size, 0 if collective else size) for size in tried])
     ran = rates > 0.0
     if not ran.any():
         # Every trial failed: as slow as can be told.
-        workers, rates, ran = np.ones(1), np.full(1, 1e-6), np.ones(1, dtype=np.bool_)
+        workers, rates, ran = np.ones(1), np.full(1, 1e-6), np.ones(1, bool)
     workers, seconds = workers[ran], batch / rates[ran]
     share = np.maximum(batch / workers, 1.0)
     ones = np.ones_like(workers)

@@ -224,7 +224,7 @@ def steps_of(
                     if action != void and not mask[action]:
                         blocked.add(action)
                         continue
-                    right = np.zeros(void + 1, dtype=np.bool_)
+                    right = np.zeros(void + 1, bool)
                     right[action] = True
                 else:
                     right = wanted & mask
@@ -246,7 +246,7 @@ def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], sizing: Sizin
 
     Any of the three gives a job that is below its first size what it lacks of that.
     """
-    steps = np.zeros(void + 1, dtype=np.bool_)
+    steps = np.zeros(void + 1, bool)
     for place, job in enumerate(jobs):
         wanted, now = sizes.get(job.key, NOTHING), sizing.allocation.allocations[job.key]
         if not now.covers(sizing.first_size(job)):

@@ -107,7 +107,7 @@ def _slot_samples(
 
 def _probability(version: Dl2PaperPolicy, observation: Observations, mask: Bools, action: int) -> float:
     """Probability with which the version takes an action: that of its network's distribution, with its exploration."""
-    logits = np.where(mask, version.network(observation[None])[0].astype(np.float64), -np.inf)
+    logits = np.where(mask, version.network(observation[None])[0].astype(float), -np.inf)
     chances = np.exp(logits - logits.max())
     chances /= chances.sum()
     corrections = correcting_actions(version.encoding.layout.sizes_in(observation[None]), mask[None])

@@ -51,14 +51,14 @@ class SampleCollector:
         self._by_job = settings.credit is not Credit.SLOT
         #: Samples whose targets are not known yet. Stage 0: their slot goes on; 1: they wait for the value of the next.
         self._pool = self._places(0)
-        self._owner: Ints = np.zeros(0, dtype=np.int64)
-        self._stage: Ints = np.zeros(0, dtype=np.int64)
-        self._window: Ints = np.zeros((0, jobs), dtype=np.int64)
+        self._owner: Ints = np.zeros(0, int)
+        self._stage: Ints = np.zeros(0, int)
+        self._window: Ints = np.zeros((0, jobs), int)
         #: Predicted value at the beginning of the slot that goes on: of each job, and of the whole cluster.
         self._worth: Floats = np.zeros(self._clusters.present.shape)
         self._slot_worth: Floats = np.zeros(count)
         #: Clusters in which a batch begins.
-        self._fresh = np.ones(count, dtype=np.bool_)
+        self._fresh = np.ones(count, bool)
         #: Decisions so far.
         self.decisions = 0
 
@@ -100,7 +100,7 @@ class SampleCollector:
         chances /= running[:, -1:]
         draws = rng.random((3, len(chances)))
         actions: Ints = (running > (draws[0] * running[:, -1])[:, None]).argmax(axis=1)
-        taken, probability = actions, chances[np.arange(len(actions)), actions].astype(np.float64)
+        taken, probability = actions, chances[np.arange(len(actions)), actions].astype(float)
         if settings.epsilon:
             corrections = correcting_actions(windows.layout.sizes_in(observations), masks)
             taken, probability = explored(actions, chances, corrections, settings.epsilon, draws[1])
@@ -123,7 +123,7 @@ class SampleCollector:
             more = max(len(self._owner), 1024)
             self._pool = Samples.joined([self._pool, self._places(more)])
             self._owner = np.concatenate((self._owner, np.full(more, _FREE)))
-            self._stage = np.concatenate((self._stage, np.zeros(more, dtype=np.int64)))
+            self._stage = np.concatenate((self._stage, np.zeros(more, int)))
             self._window = np.concatenate((self._window, np.full((more, self._window.shape[1]), -1)))
             free = np.flatnonzero(self._owner == _FREE)
         at, pool, window = free[: len(rows)], self._pool, self.windows.window[rows]
@@ -161,7 +161,7 @@ class SampleCollector:
         place[which] = np.arange(len(which))
         rewards = rewards_of(report, settings)
         over = (clusters.left[which] == 0) | (clusters.played[which] >= settings.most_slots)
-        ending = np.zeros(settings.clusters, dtype=np.bool_)
+        ending = np.zeros(settings.clusters, bool)
         ending[which] = True
         done: list[Ints] = []
         (mine,) = np.nonzero((self._owner != _FREE) & ending[self._owner])

@@ -62,11 +62,11 @@ class Samples(_Rows):
         """Room for so many samples."""
         return cls(
             observations=np.zeros((count, inputs), dtype=np.float32),
-            masks=np.zeros((count, actions), dtype=np.bool_),
-            actions=np.zeros(count, dtype=np.int64),
+            masks=np.zeros((count, actions), bool),
+            actions=np.zeros(count, int),
             log_chances=np.zeros(count, dtype=np.float32),
             targets=np.zeros((count, values), dtype=np.float32),
-            valid=np.zeros((count, values), dtype=np.bool_),
+            valid=np.zeros((count, values), bool),
         )
 
 

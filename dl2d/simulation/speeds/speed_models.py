@@ -295,7 +295,7 @@ class Table:
         for ps in (0,) if collective else range(1, max_ps + 1):
             missing = [workers for workers in range(1, max_workers + 1) if (ps, workers) not in self._measured]
             if missing:
-                speeds[ps, missing] = self._interpolated(ps, np.array(missing, dtype=np.float64))
+                speeds[ps, missing] = self._interpolated(ps, np.array(missing, float))
         for ps, workers, speed in self.points:
             if ps <= max_ps and workers <= max_workers:
                 speeds[ps, workers] = speed
@@ -340,7 +340,7 @@ class Table:
 
     @cached_property
     def _at(self) -> Floats:
-        return np.array([(ps, workers) for ps, workers, _ in self.points], dtype=np.float64)
+        return np.array([(ps, workers) for ps, workers, _ in self.points], float)
 
     def _interpolated(self, ps: int, workers: Floats) -> Floats:
         """Speeds at one PS count; sums run over the last axis, so they do not depend on how many are asked for."""

@@ -84,38 +84,38 @@ class Clusters:
         self._jobs, self._nodes, self._resources = jobs, nodes, resources
         self.generators: list[np.random.Generator | None] = [None] * count
         #: Which workload of the library each cluster has.
-        self.workload: Ints = np.zeros(count, dtype=np.int64)
+        self.workload: Ints = np.zeros(count, int)
         #: The slot that is being filled; slots without any job are passed over. And how many slots were filled.
-        self.slot: Ints = np.zeros(count, dtype=np.int64)
-        self.played: Ints = np.zeros(count, dtype=np.int64)
+        self.slot: Ints = np.zeros(count, int)
+        self.played: Ints = np.zeros(count, int)
         #: Jobs that have not ended, of which some are still to come.
-        self.left: Ints = np.zeros(count, dtype=np.int64)
+        self.left: Ints = np.zeros(count, int)
         # Of the workload, gathered at resets; shapes as in the library with N for K.
-        self.submit: Ints = np.full((count, jobs), NEVER, dtype=np.int64)
+        self.submit: Ints = np.full((count, jobs), NEVER, int)
         self.epochs: Floats = np.zeros((count, jobs))
         self.declared: Floats = np.ones((count, jobs))
-        self.model: Ints = np.zeros((count, jobs), dtype=np.int64)
-        self.least: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
-        self.most: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
-        self.asked: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.model: Ints = np.zeros((count, jobs), int)
+        self.least: Ints = np.zeros((count, jobs, 2), int)
+        self.most: Ints = np.zeros((count, jobs, 2), int)
+        self.asked: Ints = np.zeros((count, jobs, 2), int)
         #: What a worker, a PS and a bundle of both ask for, shape (N, J, 3, R); and the first two alone.
-        self.asks: Ints = np.zeros((count, jobs, 3, resources), dtype=np.int64)
+        self.asks: Ints = np.zeros((count, jobs, 3, resources), int)
         self.demand: Ints = self.asks[:, :, :_BUNDLE]
         #: Capacity of whole clusters, shape (N, R).
-        self.capacity: Ints = np.zeros((count, resources), dtype=np.int64)
+        self.capacity: Ints = np.zeros((count, resources), int)
         #: Of each job: admitted and not ended; workers and PSs, shape (N, J, 2); epochs done; when it ended (-1).
-        self.present: Bools = np.zeros((count, jobs), dtype=np.bool_)
-        self.sizes: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
+        self.present: Bools = np.zeros((count, jobs), bool)
+        self.sizes: Ints = np.zeros((count, jobs, 2), int)
         self.done: Floats = np.zeros((count, jobs))
         #: Speed of each job in its last slot, in samples/s; 0 if it did not train in it.
         self.last_speed: Floats = np.zeros((count, jobs))
-        self.last_slot: Ints = np.full((count, jobs), -1, dtype=np.int64)
+        self.last_slot: Ints = np.full((count, jobs), -1, int)
         self.fraction: Floats = np.zeros((count, jobs))
         #: Free amounts of each node, shape (R, N, M); used amounts of each cluster, shape (R, N); and the placement's
         #: order of nodes: the sum of used amounts, shape (N, M).
-        self.free: Ints = np.zeros((resources, count, nodes), dtype=np.int64)
-        self.used: Ints = np.zeros((resources, count), dtype=np.int64)
-        self.load: Ints = np.zeros((count, nodes), dtype=np.int64)
+        self.free: Ints = np.zeros((resources, count, nodes), int)
+        self.used: Ints = np.zeros((resources, count), int)
+        self.load: Ints = np.zeros((count, nodes), int)
         # The same memory as vectors, for fast gathering.
         self._flat_free = [part.reshape(-1) for part in self.free]
         self._flat_load = self.load.reshape(-1)
@@ -123,7 +123,7 @@ class Clusters:
         self._flat_demand = self.asks.reshape(-1, resources)
         self._speeds = library.speeds.reshape(-1)
         #: Where in ``_speeds`` the size (0, 0) of a job stands.
-        self._speed: Ints = np.zeros((count, jobs), dtype=np.int64)
+        self._speed: Ints = np.zeros((count, jobs), int)
         #: Samples of an epoch of each job, and seconds of a slot, shape (N,).
         self.samples: Floats = np.ones((count, jobs))
         self.seconds: Floats = np.ones(count)
@@ -241,7 +241,7 @@ class Clusters:
         demand = self._flat_demand[which[:, None] * (3 * self._jobs) + tasks]
         placed = amounts.copy()
         loads, free = self.load[which], self.free[:, which]
-        fits = np.ones(len(which), dtype=np.bool_)
+        fits = np.ones(len(which), bool)
         for rows, asked, many in _runs(demand, amounts):
             weight = asked.sum(axis=1)
             more = evenly(loads[rows], weight, many)
@@ -264,7 +264,7 @@ class Clusters:
         placed = np.zeros_like(amounts)
         ends = np.where(amounts > 0, np.arange(1, amounts.shape[1] + 1), 0).max(axis=1, initial=0)
         laid: list[tuple[Ints, Ints, Ints]] = []
-        rows, turns = np.arange(len(which)), np.zeros(len(which), dtype=np.int64)
+        rows, turns = np.arange(len(which)), np.zeros(len(which), int)
         while True:
             going = turns < ends[rows]
             rows, turns = rows[going], turns[going]
@@ -294,7 +294,7 @@ class Clusters:
         """Add tasks to the sizes of jobs, or take them off."""
         flat = np.arange(len(which))[:, None] * (3 * self._jobs) + tasks
         given = np.bincount(flat.reshape(-1), sign * amounts.reshape(-1), len(which) * 3 * self._jobs)
-        by_kind = given.astype(np.int64).reshape(-1, self._jobs, 3)
+        by_kind = given.astype(int).reshape(-1, self._jobs, 3)
         self.sizes[which] += by_kind[:, :, :_BUNDLE] + by_kind[:, :, _BUNDLE:]
 
     def fill(self, targets: Ints, which: Ints) -> None:
@@ -314,7 +314,7 @@ class Clusters:
         tasks, lengths = _in_sequence(targets)
         if tasks.shape[1]:
             self._place(which, tasks, lengths)
-            self._count(which, tasks, (np.arange(tasks.shape[1]) < lengths[:, None]).astype(np.int64), 1)
+            self._count(which, tasks, (np.arange(tasks.shape[1]) < lengths[:, None]).astype(int), 1)
 
     def end_slot(self, which: Ints) -> SlotReport:
         """Run the slot in these clusters (shape (k,), distinct): work, admit those who come next, empty the cluster.
@@ -455,7 +455,7 @@ def _in_sequence(targets: Ints) -> tuple[Ints, Ints]:
     repeats = np.stack(amounts, axis=2).reshape(count, -1)
     lengths: Ints = repeats.sum(axis=1)
     longest = int(lengths.max(initial=0))
-    sequence = np.zeros((count, longest), dtype=np.int64)
+    sequence = np.zeros((count, longest), int)
     sequence[np.arange(longest) < lengths[:, None]] = np.repeat(np.tile(tasks, count), repeats.reshape(-1))
     return sequence, lengths
 
@@ -463,7 +463,7 @@ def _in_sequence(targets: Ints) -> tuple[Ints, Ints]:
 def _runs(demand: Ints, amounts: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Turns (k, T, R) in which one and the same is asked for together: rows, what is asked for, and how many."""
     told = amounts > 0
-    changes = np.zeros(amounts.shape, dtype=np.int64)
+    changes = np.zeros(amounts.shape, int)
     changes[:, 1:] = (demand[:, 1:] != demand[:, :-1]).any(axis=2)
     number = changes.cumsum(axis=1)
     for run in range(int(number.max(where=told, initial=-1)) + 1):

@@ -59,21 +59,21 @@ class Windows:
         )  # fmt: skip
         self._all = np.arange(count)
         #: Jobs in the window, shape (N, J); -1 where there is none. And the number of the batch, from 0.
-        self.window: Ints = np.full((count, jobs), -1, dtype=np.int64)
-        self.batch: Ints = np.zeros(count, dtype=np.int64)
+        self.window: Ints = np.full((count, jobs), -1, int)
+        self.batch: Ints = np.zeros(count, int)
         #: Whether more jobs come behind this batch.
-        self._more: Bools = np.zeros(count, dtype=np.bool_)
+        self._more: Bools = np.zeros(count, bool)
         # What a worker, a PS and a bundle of each job of the window ask for, R rows each; impossible where there is no
         # job. Shape (3R, N, J).
-        self._asks: Ints = np.full((3 * self._resources, count, jobs), _IMPOSSIBLE, dtype=np.int64)
+        self._asks: Ints = np.full((3 * self._resources, count, jobs), _IMPOSSIBLE, int)
         self._worker, self._ps, self._bundle = self._asks.reshape(3, self._resources, count, jobs)
         #: Whether a job may have one more worker, one more PS; shape (2, N, J).
-        self._grows: Bools = np.zeros((2, count, jobs), dtype=np.bool_)
+        self._grows: Bools = np.zeros((2, count, jobs), bool)
         #: What each job lacks of its minimum size, shape (N, J, 2); whether it lacks any, and whether it was found that
         #: there is no room for that, shape (N, J).
-        self._lacks: Ints = np.zeros((count, jobs, 2), dtype=np.int64)
-        self._below: Bools = np.zeros((count, jobs), dtype=np.bool_)
-        self._refused: Bools = np.zeros((count, jobs), dtype=np.bool_)
+        self._lacks: Ints = np.zeros((count, jobs, 2), int)
+        self._below: Bools = np.zeros((count, jobs), bool)
+        self._refused: Bools = np.zeros((count, jobs), bool)
         self._observation: Observations = np.zeros((count, self.layout.length), dtype=np.float32)
         self._features = self.layout.jobs_of(self._observation)
         self._free = self.layout.free_of(self._observation)
@@ -81,9 +81,9 @@ class Windows:
         self._mask[:, -1] = 1
         self._choices = self._mask[:, :-1].reshape(count, jobs, 3)
         #: Capacities of whole clusters, shape (N, R); what a cluster has nothing of counts 1.
-        self._capacity: Ints = np.ones((count, self._resources), dtype=np.int64)
+        self._capacity: Ints = np.ones((count, self._resources), int)
         #: The least used node of each, as cluster x M + node.
-        self._heads: Ints = np.zeros(count, dtype=np.int64)
+        self._heads: Ints = np.zeros(count, int)
 
     def observation(self) -> Observations:
         """What a policy sees, shape (N, width): a copy."""
@@ -159,7 +159,7 @@ class Windows:
         column, kind = np.divmod(actions, 3)
         jobs = self.window[rows, column]
         heads = self._heads[rows]
-        several = np.zeros(len(rows), dtype=np.bool_)
+        several = np.zeros(len(rows), bool)
         if self._below[rows, column].any():
             # A job below its minimum size is given what it lacks: one task or bundle, of which the mask says that it
             # fits, or several, of which any may not.

@@ -100,7 +100,7 @@ class Library:
         speeds, which = _speeds(given)
         count, jobs = len(given), max(len(workload.jobs) for workload in given)
         nodes = [workload.nodes() for workload in given]
-        capacity = np.full((count, max(map(len, nodes)), len(names)), -1, dtype=np.int64)
+        capacity = np.full((count, max(map(len, nodes)), len(names)), -1, int)
         numbers = {model: index for index, model in enumerate(order)}
         made = cls(
             resources=tuple(names),
@@ -108,20 +108,20 @@ class Library:
             usual_sizes=tuple(usual_sizes),
             ids=tuple(tuple(job.id for job in workload.jobs) for workload in given),
             speeds=speeds,
-            slot_seconds=np.array([workload.slot_seconds for workload in given], dtype=np.float64),
-            nodes=np.array([len(list_) for list_ in nodes], dtype=np.int64),
-            jobs=np.array([len(workload.jobs) for workload in given], dtype=np.int64),
+            slot_seconds=np.array([workload.slot_seconds for workload in given], float),
+            nodes=np.array([len(list_) for list_ in nodes], int),
+            jobs=np.array([len(workload.jobs) for workload in given], int),
             capacity=capacity,
-            submit=np.full((count, jobs), NEVER, dtype=np.int64),
+            submit=np.full((count, jobs), NEVER, int),
             epochs=np.ones((count, jobs)),
             declared=np.ones((count, jobs)),
             samples=np.ones((count, jobs)),
-            model=np.zeros((count, jobs), dtype=np.int64),
-            speed=np.zeros((count, jobs), dtype=np.int64),
-            least=np.zeros((count, jobs, 2), dtype=np.int64),
-            most=np.zeros((count, jobs, 2), dtype=np.int64),
-            asked=np.zeros((count, jobs, 2), dtype=np.int64),
-            demand=np.zeros((count, jobs, 2, len(names)), dtype=np.int64),
+            model=np.zeros((count, jobs), int),
+            speed=np.zeros((count, jobs), int),
+            least=np.zeros((count, jobs, 2), int),
+            most=np.zeros((count, jobs, 2), int),
+            asked=np.zeros((count, jobs, 2), int),
+            demand=np.zeros((count, jobs, 2, len(names)), int),
         )
         for place, workload in enumerate(given):
             for number, node in enumerate(nodes[place]):
