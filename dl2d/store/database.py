@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Executable, Row, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
@@ -224,6 +224,11 @@ class StoreTables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def _rows(self, doing: str, query: Executable) -> Sequence[Row[Any]]:
+        """All rows of a query; ``doing`` begins the message of an error."""
+        with self._database.reading(doing) as connection:
+            return connection.execute(query).all()
 
 
 @contextlib.contextmanager

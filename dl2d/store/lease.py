@@ -15,12 +15,12 @@ from pathlib import Path
 import structlog
 from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d import lock_file
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
 from dl2d.store.database import Database, StoreLocation, translated
-from dl2d.store.tables.row_mapping import ZERO, Base, Moment, UserText
+from dl2d.store.tables.row_mapping import ZERO, Base, Moment, UserText, column
 
 
 class LeaseRow(Base):
@@ -28,11 +28,11 @@ class LeaseRow(Base):
 
     __tablename__ = "lease"
 
-    name: Mapped[str] = mapped_column(primary_key=True, comment="always daemon")
-    holder: Mapped[UserText] = mapped_column(comment="process and machine")
-    term: Mapped[int] = mapped_column(comment="number of the holder, from 1; one with a smaller number may not write")
+    name: Mapped[str] = column("always daemon", primary_key=True)
+    holder: Mapped[UserText] = column("process and machine")
+    term: Mapped[int] = column("number of the holder, from 1; one with a smaller number may not write")
     since: Mapped[Moment]
-    renewals: Mapped[int] = mapped_column(server_default=ZERO, comment="number of signs of life of the holder")
+    renewals: Mapped[int] = column("number of signs of life of the holder", server_default=ZERO)
 
 
 _log = structlog.get_logger(__name__)

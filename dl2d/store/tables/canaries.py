@@ -6,7 +6,7 @@ from collections.abc import Mapping as AnyMapping
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, Row, insert, select, update
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.jobs import JobKey, JobRequest, JobState
@@ -24,6 +24,7 @@ from dl2d.store.tables.row_mapping import (
     UserText,
     VersionNumber,
     batches,
+    column,
     columns,
     decoded_json,
     table_of,
@@ -35,22 +36,18 @@ class CanaryRow(Base):
 
     __tablename__ = "canaries"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
-    policy: Mapped[str] = mapped_column(comment="policy that decides on the jobs of its group")
-    version: Mapped[UserText] = mapped_column(comment="its version")
-    version_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="policy_versions.number of version; NULL if not a version"
-    )
-    fallback: Mapped[str] = mapped_column(comment="policy that decides on the other jobs")
-    share: Mapped[float] = mapped_column(
-        comment="fraction of all jobs in the group, 0 to 1; 0 with a partition or account"
-    )
-    partition: Mapped[UserText] = mapped_column(comment="partition of the jobs in the group, or empty")
-    account: Mapped[UserText] = mapped_column(comment="account of the jobs in the group, or empty")
+    number: Mapped[int] = column("number in the order in which they began", NUMBER, primary_key=True)
+    policy: Mapped[str] = column("policy that decides on the jobs of its group")
+    version: Mapped[UserText] = column("its version")
+    version_number: Mapped[VersionNumber | None] = column("policy_versions.number of version; NULL if not a version")
+    fallback: Mapped[str] = column("policy that decides on the other jobs")
+    share: Mapped[float] = column("fraction of all jobs in the group, 0 to 1; 0 with a partition or account")
+    partition: Mapped[UserText] = column("partition of the jobs in the group, or empty")
+    account: Mapped[UserText] = column("account of the jobs in the group, or empty")
     began_at: Mapped[Moment]
-    ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970; NULL while it runs")
-    state: Mapped[CanaryState] = mapped_column(Choice(CanaryState), comment="running promoted withdrawn stopped")
-    reason: Mapped[UserText] = mapped_column(comment="why it ended, in words")
+    ended_at: Mapped[float | None] = column("seconds since 1970; NULL while it runs")
+    state: Mapped[CanaryState] = column("running promoted withdrawn stopped", Choice(CanaryState))
+    reason: Mapped[UserText] = column("why it ended, in words")
 
 
 class CanaryJobRow(Base):
@@ -59,11 +56,11 @@ class CanaryJobRow(Base):
     __tablename__ = "canary_jobs"
     __table_args__ = (Index(None, "job_number"),)
 
-    canary: Mapped[int] = mapped_column(
-        ForeignKey("canaries.number"), primary_key=True, autoincrement=False, comment="canaries.number"
+    canary: Mapped[int] = column(
+        "canaries.number", ForeignKey("canaries.number"), primary_key=True, autoincrement=False
     )
     job_number: Mapped[JobNumber]
-    in_group: Mapped[bool] = mapped_column(comment="whether the policy decides on it; otherwise the fallback does")
+    in_group: Mapped[bool] = column("whether the policy decides on it; otherwise the fallback does")
 
 
 _CANARY = Mapping(Canary, CanaryRow)
@@ -105,8 +102,7 @@ class SqlCanaries(StoreTables):
     def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
         """Canaries, newest first."""
         query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
-        with self._database.reading("listing canaries") as connection:
-            return tuple(_CANARY.record(row, f"canary {row.number}") for row in connection.execute(query))
+        return tuple(_CANARY.record(row, f"canary {row.number}") for row in self._rows("listing canaries", query))
 
     def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:
         """Jobs that were submitted after a canary began and assigned in it, in no particular order."""
@@ -117,8 +113,7 @@ class SqlCanaries(StoreTables):
             .join(CanaryJobRow, CanaryJobRow.job_number == JobRow.number)
             .where(CanaryJobRow.canary == canary.number, JobRow.submitted >= canary.began_at)
         )
-        with self._database.reading("reading jobs of a canary") as connection:
-            return tuple(map(_canary_job, connection.execute(query)))
+        return tuple(map(_canary_job, self._rows("reading jobs of a canary", query)))
 
 
 def _canary_job(row: Row[Any]) -> CanaryJob:

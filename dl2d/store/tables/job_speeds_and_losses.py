@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, select
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.jobs import Allocation, JobKey, Progress
 from dl2d.core.measured_speeds_and_losses import (
@@ -30,6 +30,7 @@ from dl2d.store.tables.row_mapping import (
     PsKey,
     WorkersKey,
     batches,
+    column,
     columns,
     decoded_json,
     table_of,
@@ -47,12 +48,12 @@ class JobSpeedRow(Base):
     job_number: Mapped[JobNumber]
     workers: Mapped[WorkersKey]
     ps: Mapped[PsKey]
-    samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements, samples/s")
-    measurements: Mapped[int] = mapped_column(comment="number of rows of progress in the mean, the last 16 at most")
-    at: Mapped[float] = mapped_column(comment="when the last of them was measured, seconds since 1970")
-    since: Mapped[float] = mapped_column(comment="when the first of them was measured, seconds since 1970")
-    last: Mapped[_Measurements] = mapped_column(
-        Json(_Measurements), comment="the measurements, JSON: seconds since 1970 and samples/s, oldest first"
+    samples_per_second: Mapped[float] = column("mean over the measurements, samples/s")
+    measurements: Mapped[int] = column("number of rows of progress in the mean, the last 16 at most")
+    at: Mapped[float] = column("when the last of them was measured, seconds since 1970")
+    since: Mapped[float] = column("when the first of them was measured, seconds since 1970")
+    last: Mapped[_Measurements] = column(
+        "the measurements, JSON: seconds since 1970 and samples/s, oldest first", Json(_Measurements)
     )
 
 
@@ -102,8 +103,8 @@ class JobLossRow(Base):
     __tablename__ = "job_losses"
 
     job_number: Mapped[JobNumber]
-    curve: Mapped[LossCurve] = mapped_column(
-        Json(LossCurve), comment="at most 128 of its reports, the number from one to the next, and the last, JSON"
+    curve: Mapped[LossCurve] = column(
+        "at most 128 of its reports, the number from one to the next, and the last, JSON", Json(LossCurve)
     )
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.cluster import in_submit_order
 from dl2d.core.errors import DuplicateJob, StoreError
@@ -52,6 +52,7 @@ from dl2d.store.tables.row_mapping import (
     UserText,
     Values,
     batches,
+    column,
     columns,
     table_of,
     upsert,
@@ -93,13 +94,13 @@ def _in_thousandths(demand: tuple[tuple[str, float], ...]) -> Any:
 class _Reported:
     """Columns of a progress report, ``epoch`` aside."""
 
-    version: Mapped[int] = mapped_column(comment="completed updates")
-    total_versions: Mapped[int | None] = mapped_column(comment="updates that the whole training has, if it is known")
-    loss: Mapped[float | None] = mapped_column(Finite(), comment="training loss, a number without unit")
-    steps_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed, updates/s")
-    samples_per_second: Mapped[float | None] = mapped_column(Finite(), comment="training speed, samples/s")
-    workers: Mapped[int] = mapped_column(comment="workers that train now")
-    ps: Mapped[int] = mapped_column(comment="parameter servers that train now")
+    version: Mapped[int] = column("completed updates")
+    total_versions: Mapped[int | None] = column("updates that the whole training has, if it is known")
+    loss: Mapped[float | None] = column("training loss, a number without unit", Finite())
+    steps_per_second: Mapped[float | None] = column("training speed, updates/s", Finite())
+    samples_per_second: Mapped[float | None] = column("training speed, samples/s", Finite())
+    workers: Mapped[int] = column("workers that train now")
+    ps: Mapped[int] = column("parameter servers that train now")
 
 
 class JobRow(_Reported, Base):
@@ -122,57 +123,45 @@ class JobRow(_Reported, Base):
         ),
     )
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="dl2d's own number of the job")
-    slug: Mapped[str] = mapped_column(unique=True, comment="cluster.id.submitted, unique")
-    cluster: Mapped[str] = mapped_column(comment="name of the cluster")
-    id: Mapped[str] = mapped_column(comment="the resource manager's id; used again by some managers")
-    submitted: Mapped[int] = mapped_column(comment="when it was submitted, whole seconds since 1970")
-    epoch: Mapped[float | None] = mapped_column(comment="completed epochs; NULL of a static job that reports nothing")
-    name: Mapped[UserText] = mapped_column(comment="as its user named it")
-    model: Mapped[UserText] = mapped_column(comment="model type")
-    user_name: Mapped[str] = mapped_column(comment="owner")
-    uid: Mapped[int] = mapped_column(comment="the owner's user id")
-    gid: Mapped[int] = mapped_column(comment="the owner's group id")
-    account: Mapped[str] = mapped_column(comment="account that is charged")
-    partition: Mapped[str] = mapped_column(comment="partition or queue")
-    qos: Mapped[str] = mapped_column(comment="quality of service")
-    state: Mapped[JobState] = mapped_column(
-        Choice(JobState), comment="submitted ready running finished failed cancelled lost"
+    number: Mapped[int] = column("dl2d's own number of the job", NUMBER, primary_key=True)
+    slug: Mapped[str] = column("cluster.id.submitted, unique", unique=True)
+    cluster: Mapped[str] = column("name of the cluster")
+    id: Mapped[str] = column("the resource manager's id; used again by some managers")
+    submitted: Mapped[int] = column("when it was submitted, whole seconds since 1970")
+    epoch: Mapped[float | None] = column("completed epochs; NULL of a static job that reports nothing")
+    name: Mapped[UserText] = column("as its user named it")
+    model: Mapped[UserText] = column("model type")
+    user_name: Mapped[str] = column("owner")
+    uid: Mapped[int] = column("the owner's user id")
+    gid: Mapped[int] = column("the owner's group id")
+    account: Mapped[str] = column("account that is charged")
+    partition: Mapped[str] = column("partition or queue")
+    qos: Mapped[str] = column("quality of service")
+    state: Mapped[JobState] = column("submitted ready running finished failed cancelled lost", Choice(JobState))
+    anchor: Mapped[str] = column("handle of the anchor in the resource manager")
+    address: Mapped[str] = column("host:port of the coordinator")
+    started_at: Mapped[float | None] = column("when it trained first, seconds since 1970")
+    ended_at: Mapped[float | None] = column("when it ended, seconds since 1970")
+    end_reason: Mapped[UserText] = column("how it ended, in words; while submitted: why it waits")
+    end_cause: Mapped[str] = column("why it failed or was lost, one word; otherwise empty", server_default=EMPTY)
+    digest: Mapped[str] = column("SHA-256 of the final weights")
+    progress_at: Mapped[float] = column("when the last report came, seconds since 1970; 0 for none")
+    series_at: Mapped[float | None] = column("time of its newest row in progress, seconds since 1970")
+    quarantined_workers: Mapped[int | None] = column("workers at which its speed is quarantined; or NULL")
+    quarantined_ps: Mapped[int | None] = column("servers at which its speed is quarantined; or NULL")
+    static: Mapped[bool] = column(
+        "a static job: the site's own scheduler runs it, dl2d only records it", server_default=false()
     )
-    anchor: Mapped[str] = mapped_column(comment="handle of the anchor in the resource manager")
-    address: Mapped[str] = mapped_column(comment="host:port of the coordinator")
-    started_at: Mapped[float | None] = mapped_column(comment="when it trained first, seconds since 1970")
-    ended_at: Mapped[float | None] = mapped_column(comment="when it ended, seconds since 1970")
-    end_reason: Mapped[UserText] = mapped_column(comment="how it ended, in words; while submitted: why it waits")
-    end_cause: Mapped[str] = mapped_column(
-        server_default=EMPTY, comment="why it failed or was lost, one word; otherwise empty"
-    )
-    digest: Mapped[str] = mapped_column(comment="SHA-256 of the final weights")
-    progress_at: Mapped[float] = mapped_column(comment="when the last report came, seconds since 1970; 0 for none")
-    series_at: Mapped[float | None] = mapped_column(comment="time of its newest row in progress, seconds since 1970")
-    quarantined_workers: Mapped[int | None] = mapped_column(
-        comment="workers at which its speed is quarantined; or NULL"
-    )
-    quarantined_ps: Mapped[int | None] = mapped_column(comment="servers at which its speed is quarantined; or NULL")
-    static: Mapped[bool] = mapped_column(
-        server_default=false(), comment="a static job: the site's own scheduler runs it, dl2d only records it"
-    )
-    epochs: Mapped[float] = mapped_column(
+    epochs: Mapped[float] = column(
+        "epochs that its user declared; of a static job that reports nothing, hours that it may run",
         server_default=ZERO,
-        comment="epochs that its user declared; of a static job that reports nothing, hours that it may run",
     )
-    max_workers: Mapped[int] = mapped_column(server_default=ZERO, comment="most workers that it may have")
-    max_ps: Mapped[int] = mapped_column(server_default=ZERO, comment="most parameter servers that it may have")
-    worker_demand: Mapped[Resources | None] = mapped_column(
-        Demand(), comment="what one worker needs, JSON; memory in MiB"
-    )
-    ps_demand: Mapped[Resources | None] = mapped_column(
-        Demand(), comment="what one parameter server needs, JSON; memory in MiB"
-    )
-    request: Mapped[JobRequest] = mapped_column(RequestJson(), comment="all that the user asked for, JSON")
-    launch: Mapped[Launch] = mapped_column(
-        Json(Launch), comment="command, folder and, until the job ends, environment, JSON"
-    )
+    max_workers: Mapped[int] = column("most workers that it may have", server_default=ZERO)
+    max_ps: Mapped[int] = column("most parameter servers that it may have", server_default=ZERO)
+    worker_demand: Mapped[Resources | None] = column("what one worker needs, JSON; memory in MiB", Demand())
+    ps_demand: Mapped[Resources | None] = column("what one parameter server needs, JSON; memory in MiB", Demand())
+    request: Mapped[JobRequest] = column("all that the user asked for, JSON", RequestJson())
+    launch: Mapped[Launch] = column("command, folder and, until the job ends, environment, JSON", Json(Launch))
 
 
 class ProgressRow(_Reported, Base):
@@ -181,8 +170,8 @@ class ProgressRow(_Reported, Base):
     __tablename__ = "progress"
 
     job_number: Mapped[JobNumber]
-    at: Mapped[float] = mapped_column(primary_key=True, comment="when the report came, seconds since 1970")
-    epoch: Mapped[float] = mapped_column(comment="completed epochs; 0 of a static job that reports nothing")
+    at: Mapped[float] = column("when the report came, seconds since 1970", primary_key=True)
+    epoch: Mapped[float] = column("completed epochs; 0 of a static job that reports nothing")
 
 
 class JobIdRow(Base):
@@ -190,8 +179,8 @@ class JobIdRow(Base):
 
     __tablename__ = "job_ids"
 
-    cluster: Mapped[str] = mapped_column(primary_key=True, comment="name of the cluster")
-    last: Mapped[int] = mapped_column(comment="the number given last")
+    cluster: Mapped[str] = column("name of the cluster", primary_key=True)
+    last: Mapped[int] = column("the number given last")
 
 
 _JOB = Mapping(Job, JobRow)
@@ -292,9 +281,8 @@ class SqlJobs(StoreTables):
 
     def job(self, key: JobKey) -> Job | None:
         """See ``TickStore.job``."""
-        with self._database.reading("looking up a job") as connection:
-            row = connection.execute(_jobs().where(JobRow.slug == key.slug)).one_or_none()
-        return None if row is None else job_of(row)
+        rows = self._rows("looking up a job", _jobs().where(JobRow.slug == key.slug))
+        return job_of(rows[0]) if rows else None
 
     def known_jobs(self, keys: Collection[JobKey]) -> frozenset[JobKey]:
         """See ``TickStore.known_jobs``."""
@@ -345,8 +333,7 @@ class SqlJobs(StoreTables):
             query = query.where(JobRow.state.in_(_LIVE))
         if limit is not None:
             query = query.order_by(*_newest_first()).limit(limit)
-        with self._database.reading("listing jobs") as connection:
-            return in_submit_order([job_of(row) for row in connection.execute(query)])
+        return in_submit_order(list(map(job_of, self._rows("listing jobs", query))))
 
     def last_ended(self, limit: int) -> tuple[Job, ...]:
         """See ``TickStore.last_ended``."""
@@ -382,8 +369,8 @@ class SqlJobs(StoreTables):
             .where(JobRow.slug == key.slug)
             .order_by(ProgressRow.at)
         )
-        with self._database.reading(f"reading progress of job {key.slug}") as connection:
-            return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in connection.execute(query))
+        rows = self._rows(f"reading progress of job {key.slug}", query)
+        return tuple(_PROGRESS.record(row, f"progress of job {key.slug}") for row in rows)
 
     def job_speeds(self, jobs: Collection[JobKey]) -> tuple[JobSpeeds, ...]:
         """See ``TickStore.job_speeds``."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Index, Row, Select, bindparam, delete, select, update
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.jobs import Allocation, Architecture, Consistency
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, SpeedPoint, Tally, TrainingKind, count
@@ -18,6 +18,7 @@ from dl2d.store.tables.row_mapping import (
     UserText,
     Values,
     WorkersKey,
+    column,
     columns,
     table_of,
     upsert,
@@ -30,27 +31,23 @@ class SpeedRow(Base):
     __tablename__ = "speeds"
     __table_args__ = (Index(None, "at"),)
 
-    model: Mapped[UserText] = mapped_column(primary_key=True, comment="model type")
-    architecture: Mapped[Architecture] = mapped_column(
-        Choice(Architecture), primary_key=True, comment="ps or allreduce"
-    )
-    consistency: Mapped[Consistency] = mapped_column(Choice(Consistency), primary_key=True, comment="sync or async")
+    model: Mapped[UserText] = column("model type", primary_key=True)
+    architecture: Mapped[Architecture] = column("ps or allreduce", Choice(Architecture), primary_key=True)
+    consistency: Mapped[Consistency] = column("sync or async", Choice(Consistency), primary_key=True)
     workers: Mapped[WorkersKey]
     ps: Mapped[PsKey]
-    samples_per_second: Mapped[float] = mapped_column(comment="mean over the measurements, samples/s")
-    measurements: Mapped[int] = mapped_column(comment="number of rows of progress in the mean")
-    jobs: Mapped[int] = mapped_column(comment="number of jobs that showed it, one after the other")
-    at: Mapped[float] = mapped_column(comment="when it was measured last, seconds since 1970")
-    since: Mapped[float] = mapped_column(comment="when this speed was measured first, seconds since 1970")
-    previous_speed: Mapped[float] = mapped_column(comment="the speed before it changed, samples/s; 0 where it has not")
-    job: Mapped[str] = mapped_column(comment="slug of the job that showed it last")
-    other_samples_per_second: Mapped[float | None] = mapped_column(
-        comment="mean of reports that contradict it, samples/s"
-    )
-    other_measurements: Mapped[int] = mapped_column(comment="number of these reports")
-    other_jobs: Mapped[int] = mapped_column(comment="number of jobs that said so")
-    other_since: Mapped[float] = mapped_column(comment="when the first of them was measured, seconds since 1970")
-    other_job: Mapped[str] = mapped_column(comment="slug of the job that said so last")
+    samples_per_second: Mapped[float] = column("mean over the measurements, samples/s")
+    measurements: Mapped[int] = column("number of rows of progress in the mean")
+    jobs: Mapped[int] = column("number of jobs that showed it, one after the other")
+    at: Mapped[float] = column("when it was measured last, seconds since 1970")
+    since: Mapped[float] = column("when this speed was measured first, seconds since 1970")
+    previous_speed: Mapped[float] = column("the speed before it changed, samples/s; 0 where it has not")
+    job: Mapped[str] = column("slug of the job that showed it last")
+    other_samples_per_second: Mapped[float | None] = column("mean of reports that contradict it, samples/s")
+    other_measurements: Mapped[int] = column("number of these reports")
+    other_jobs: Mapped[int] = column("number of jobs that said so")
+    other_since: Mapped[float] = column("when the first of them was measured, seconds since 1970")
+    other_job: Mapped[str] = column("slug of the job that said so last")
 
 
 _KIND = (SpeedRow.model, SpeedRow.architecture, SpeedRow.consistency)

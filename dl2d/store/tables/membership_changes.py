@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Index, Row, delete, select
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
-from dl2d.store.tables.row_mapping import Base, JobNumber, Json, Mapping, columns, table_of, upsert
+from dl2d.store.tables.row_mapping import Base, JobNumber, Json, Mapping, column, columns, table_of, upsert
 
 #: Plans of a job that are kept, the last ones by number.
 MAX_KEPT = 1000
@@ -25,22 +25,20 @@ class RuntimePlanRow(Base):
     __table_args__ = (Index(None, "at"),)
 
     job_number: Mapped[JobNumber]
-    number: Mapped[int] = mapped_column(
-        primary_key=True, autoincrement=False, comment="the coordinator's number of the plan"
-    )
-    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
-    first_version: Mapped[int] = mapped_column(comment="first version trained under the plan")
-    workers: Mapped[int] = mapped_column(comment="workers under the plan")
-    servers: Mapped[int] = mapped_column(comment="parameter servers under the plan")
-    added: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
-    removed: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="task ids, JSON")
-    moved_bytes: Mapped[int] = mapped_column(comment="bytes of parameters that were moved")
-    prepare_ms: Mapped[float] = mapped_column(comment="time to prepare it, ms")
-    move_ms: Mapped[float] = mapped_column(comment="time to move parameters, ms")
-    suspension_p50_ms: Mapped[float] = mapped_column(comment="time that workers were suspended, median, ms")
-    suspension_max_ms: Mapped[float] = mapped_column(comment="longest time that a worker was suspended, ms")
-    longest_step_ms: Mapped[float | None] = mapped_column(comment="longest step around the resize, ms")
-    median_step_ms: Mapped[float | None] = mapped_column(comment="median step before the resize, ms")
+    number: Mapped[int] = column("the coordinator's number of the plan", primary_key=True, autoincrement=False)
+    at: Mapped[float] = column("when the report came, seconds since 1970")
+    first_version: Mapped[int] = column("first version trained under the plan")
+    workers: Mapped[int] = column("workers under the plan")
+    servers: Mapped[int] = column("parameter servers under the plan")
+    added: Mapped[tuple[str, ...]] = column("task ids, JSON", Json(tuple[str, ...]))
+    removed: Mapped[tuple[str, ...]] = column("task ids, JSON", Json(tuple[str, ...]))
+    moved_bytes: Mapped[int] = column("bytes of parameters that were moved")
+    prepare_ms: Mapped[float] = column("time to prepare it, ms")
+    move_ms: Mapped[float] = column("time to move parameters, ms")
+    suspension_p50_ms: Mapped[float] = column("time that workers were suspended, median, ms")
+    suspension_max_ms: Mapped[float] = column("longest time that a worker was suspended, ms")
+    longest_step_ms: Mapped[float | None] = column("longest step around the resize, ms")
+    median_step_ms: Mapped[float | None] = column("median step before the resize, ms")
 
 
 _RUNTIME_PLAN = Mapping(RuntimePlan, RuntimePlanRow)
@@ -85,5 +83,4 @@ class SqlRuntimePlans(StoreTables):
             .order_by(RuntimePlanRow.number.desc())
             .limit(limit)
         )
-        with self._database.reading(f"reading plans of job {job.slug}") as connection:
-            return tuple(map(runtime_plan_of, connection.execute(query)))[::-1]
+        return tuple(map(runtime_plan_of, self._rows(f"reading plans of job {job.slug}", query)))[::-1]

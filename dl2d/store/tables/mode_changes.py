@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Select, insert, select
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.store.database import StoreTables
-from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, columns, table_of
+from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, column, columns, table_of
 
 
 class ModeChangeRow(Base):
@@ -17,12 +17,12 @@ class ModeChangeRow(Base):
 
     __tablename__ = "mode_changes"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
+    number: Mapped[int] = column("number in the order in which they were made", NUMBER, primary_key=True)
     at: Mapped[Moment]
-    before: Mapped[str] = mapped_column(comment="empty for the first")
-    after: Mapped[Mode] = mapped_column(Choice(Mode), comment="observe shadow canary live")
-    by: Mapped[UserText] = mapped_column(comment="the daemon's process and machine")
-    reason: Mapped[UserText] = mapped_column(comment="start or reload")
+    before: Mapped[str] = column("empty for the first")
+    after: Mapped[Mode] = column("observe shadow canary live", Choice(Mode))
+    by: Mapped[UserText] = column("the daemon's process and machine")
+    reason: Mapped[UserText] = column("start or reload")
 
 
 _MAPPING = Mapping(ModeChange, ModeChangeRow)
@@ -43,11 +43,10 @@ class SqlModes(StoreTables):
 
     def mode_changes(self, *, limit: int = 100) -> tuple[ModeChange, ...]:
         """Changes of mode, newest first."""
-        with self._database.reading("listing changes of mode") as connection:
-            return tuple(
-                _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
-                for row in connection.execute(_newest(limit))
-            )
+        return tuple(
+            _MAPPING.record(row, f"change of mode {row.number}", before=Mode(row.before) if row.before else None)
+            for row in self._rows("listing changes of mode", _newest(limit))
+        )
 
 
 def _newest(limit: int) -> Select[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, ForeignKey, Index, Row, Select, UniqueConstraint, func, insert, select, update
-from sqlalchemy.orm import Mapped, aliased, mapped_column
+from sqlalchemy.orm import Mapped, aliased
 
 from dl2d.core.errors import LiveVersionChanged, RegistryError
 from dl2d.core.policy_registry import (
@@ -32,6 +32,7 @@ from dl2d.store.tables.row_mapping import (
     Moment,
     UserText,
     VersionNumber,
+    column,
     columns,
     table_of,
 )
@@ -46,23 +47,19 @@ class PolicyVersionRow(Base):
     __tablename__ = "policy_versions"
     __table_args__ = (UniqueConstraint("policy", "digest"), Index(None, "policy", "state"))
 
-    number: Mapped[int] = mapped_column(
-        NUMBER, primary_key=True, comment="number in the order in which they were registered"
-    )
-    policy: Mapped[str] = mapped_column(comment="name of the policy")
-    digest: Mapped[str] = mapped_column(comment="SHA-256 of what decides")
-    parent: Mapped[str] = mapped_column(comment="digest of the version that training began with")
-    parent_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="its policy_versions.number; NULL if not registered"
-    )
-    folder: Mapped[UserText] = mapped_column(comment="where the checkpoint is")
-    origin: Mapped[UserText] = mapped_column(comment="how it came about, in words")
-    at: Mapped[float] = mapped_column(comment="when it was registered, seconds since 1970")
-    data_from: Mapped[float | None] = mapped_column(comment="jobs from then on were learned from, seconds since 1970")
-    data_to: Mapped[float | None] = mapped_column(comment="jobs until then were learned from, seconds since 1970")
-    jobs: Mapped[int] = mapped_column(comment="number of jobs that were learned from")
-    metrics: Mapped[dict[str, Any]] = mapped_column(Json(dict[str, Any]), comment="how well it did in training, JSON")
-    state: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="candidate live retired rejected")
+    number: Mapped[int] = column("number in the order in which they were registered", NUMBER, primary_key=True)
+    policy: Mapped[str] = column("name of the policy")
+    digest: Mapped[str] = column("SHA-256 of what decides")
+    parent: Mapped[str] = column("digest of the version that training began with")
+    parent_number: Mapped[VersionNumber | None] = column("its policy_versions.number; NULL if not registered")
+    folder: Mapped[UserText] = column("where the checkpoint is")
+    origin: Mapped[UserText] = column("how it came about, in words")
+    at: Mapped[float] = column("when it was registered, seconds since 1970")
+    data_from: Mapped[float | None] = column("jobs from then on were learned from, seconds since 1970")
+    data_to: Mapped[float | None] = column("jobs until then were learned from, seconds since 1970")
+    jobs: Mapped[int] = column("number of jobs that were learned from")
+    metrics: Mapped[dict[str, Any]] = column("how well it did in training, JSON", Json(dict[str, Any]))
+    state: Mapped[VersionState] = column("candidate live retired rejected", Choice(VersionState))
 
 
 class PolicyChangeRow(Base):
@@ -71,15 +68,15 @@ class PolicyChangeRow(Base):
     __tablename__ = "policy_changes"
     __table_args__ = (Index(None, "version"),)
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
-    version: Mapped[int] = mapped_column(ForeignKey("policy_versions.number"), comment="number of the version")
+    number: Mapped[int] = column("number in the order in which they were made", NUMBER, primary_key=True)
+    version: Mapped[int] = column("number of the version", ForeignKey("policy_versions.number"))
     at: Mapped[Moment]
-    before: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state before")
-    after: Mapped[VersionState] = mapped_column(Choice(VersionState), comment="state after")
-    by: Mapped[UserText] = mapped_column(comment="a user, gate or daemon")
-    reason: Mapped[UserText] = mapped_column(comment="why, in words")
-    replaced: Mapped[VersionNumber | None] = mapped_column(comment="number of the version that was live until then")
-    rollback: Mapped[bool] = mapped_column(comment="whether the version before went live again")
+    before: Mapped[VersionState] = column("state before", Choice(VersionState))
+    after: Mapped[VersionState] = column("state after", Choice(VersionState))
+    by: Mapped[UserText] = column("a user, gate or daemon")
+    reason: Mapped[UserText] = column("why, in words")
+    replaced: Mapped[VersionNumber | None] = column("number of the version that was live until then")
+    rollback: Mapped[bool] = column("whether the version before went live again")
 
 
 class PolicyTrialRow(Base):
@@ -87,34 +84,24 @@ class PolicyTrialRow(Base):
 
     __tablename__ = "policy_trials"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they were made")
-    policy: Mapped[str] = mapped_column(comment="policy of both versions")
-    candidate: Mapped[str] = mapped_column(comment="digest")
-    current: Mapped[str] = mapped_column(
-        comment="digest of the version that decided then, a policy's name, or site-scheduler"
+    number: Mapped[int] = column("number in the order in which they were made", NUMBER, primary_key=True)
+    policy: Mapped[str] = column("policy of both versions")
+    candidate: Mapped[str] = column("digest")
+    current: Mapped[str] = column("digest of the version that decided then, a policy's name, or site-scheduler")
+    candidate_number: Mapped[VersionNumber | None] = column(
+        "policy_versions.number of the candidate; NULL if not a version"
     )
-    candidate_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="policy_versions.number of the candidate; NULL if not a version"
-    )
-    current_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="policy_versions.number of current; NULL if not a version"
-    )
+    current_number: Mapped[VersionNumber | None] = column("policy_versions.number of current; NULL if not a version")
     at: Mapped[Moment]
-    days: Mapped[tuple[str, ...]] = mapped_column(Json(tuple[str, ...]), comment="recorded days, JSON")
-    cases: Mapped[tuple[TrialCase, ...]] = mapped_column(
-        Json(tuple[TrialCase, ...]), comment="mean completion times in slots by workload, JSON"
+    days: Mapped[tuple[str, ...]] = column("recorded days, JSON", Json(tuple[str, ...]))
+    cases: Mapped[tuple[TrialCase, ...]] = column(
+        "mean completion times in slots by workload, JSON", Json(tuple[TrialCase, ...])
     )
-    change: Mapped[float | None] = mapped_column(
-        Finite(), comment="ratio of the mean completion times, candidate / current, minus 1"
-    )
-    low: Mapped[float | None] = mapped_column(
-        Finite(), comment="lower end of the 95 % interval of change, a ratio minus 1"
-    )
-    high: Mapped[float | None] = mapped_column(
-        Finite(), comment="upper end of the 95 % interval of change, a ratio minus 1"
-    )
-    passed: Mapped[bool] = mapped_column(comment="whether the candidate passed the gate")
-    reason: Mapped[UserText] = mapped_column(comment="result in words")
+    change: Mapped[float | None] = column("ratio of the mean completion times, candidate / current, minus 1", Finite())
+    low: Mapped[float | None] = column("lower end of the 95 % interval of change, a ratio minus 1", Finite())
+    high: Mapped[float | None] = column("upper end of the 95 % interval of change, a ratio minus 1", Finite())
+    passed: Mapped[bool] = column("whether the candidate passed the gate")
+    reason: Mapped[UserText] = column("result in words")
 
 
 class LearningRunRow(Base):
@@ -122,12 +109,12 @@ class LearningRunRow(Base):
 
     __tablename__ = "learning_runs"
 
-    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, comment="number in the order in which they began")
-    policy: Mapped[str] = mapped_column(comment="policy that learns")
+    number: Mapped[int] = column("number in the order in which they began", NUMBER, primary_key=True)
+    policy: Mapped[str] = column("policy that learns")
     started_at: Mapped[Moment]
-    ended_at: Mapped[float | None] = mapped_column(comment="seconds since 1970")
-    state: Mapped[RunState] = mapped_column(Choice(RunState), comment="running finished failed stopped lost")
-    note: Mapped[UserText] = mapped_column(comment="result, or why it ended")
+    ended_at: Mapped[float | None] = column("seconds since 1970")
+    state: Mapped[RunState] = column("running finished failed stopped lost", Choice(RunState))
+    note: Mapped[UserText] = column("result, or why it ended")
 
 
 _VERSION = Mapping(Version, PolicyVersionRow)
@@ -156,14 +143,12 @@ class SqlRegistry(StoreTables):
         query = _versions().order_by(PolicyVersionRow.number.desc())
         if policy is not None:
             query = query.where(PolicyVersionRow.policy == policy)
-        with self._database.reading("listing versions of policies") as connection:
-            return tuple(map(_version, connection.execute(query)))
+        return tuple(map(_version, self._rows("listing versions of policies", query)))
 
     def live(self, policy: str) -> Version | None:
         """The version that decides."""
-        with self._database.reading(f"looking up what decides for {policy}") as connection:
-            row = connection.execute(_live(policy)).one_or_none()
-        return None if row is None else _version(row)
+        rows = self._rows(f"looking up what decides for {policy}", _live(policy))
+        return _version(rows[0]) if rows else None
 
     def change(
         self,
@@ -254,17 +239,13 @@ class SqlRegistry(StoreTables):
         )
         if policy is not None:
             query = query.where(PolicyVersionRow.policy == policy)
-        with self._database.reading("listing changes of policies") as connection:
-            return tuple(
-                _CHANGE.record(
-                    row,
-                    f"change {row.number} of a version",
-                    policy=row.policy,
-                    digest=row.digest,
-                    replaced=row.replaced_digest,
-                )
-                for row in connection.execute(query)
+        return tuple(
+            _CHANGE.record(
+                row, f"change {row.number} of a version", policy=row.policy, digest=row.digest,
+                replaced=row.replaced_digest,
             )
+            for row in self._rows("listing changes of policies", query)
+        )  # fmt: skip
 
     def add_trial(self, trial: Trial) -> None:
         """Add a trial."""
@@ -280,8 +261,8 @@ class SqlRegistry(StoreTables):
         query = select(*columns(PolicyTrialRow)).order_by(PolicyTrialRow.number.desc()).limit(limit)
         if policy is not None:
             query = query.where(PolicyTrialRow.policy == policy)
-        with self._database.reading("listing trials of policies") as connection:
-            return tuple(_TRIAL.record(row, f"trial {row.number}") for row in connection.execute(query))
+        rows = self._rows("listing trials of policies", query)
+        return tuple(_TRIAL.record(row, f"trial {row.number}") for row in rows)
 
     def begin_run(self, policy: str, at: float) -> LearningRun:
         """Add a run of the learner. Earlier ones that have not ended count as lost: only one runs at a time."""
@@ -307,8 +288,7 @@ class SqlRegistry(StoreTables):
     def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
         """Runs of the learner, newest first."""
         query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
-        with self._database.reading("listing learners") as connection:
-            return tuple(_RUN.record(row, f"learner {row.number}") for row in connection.execute(query))
+        return tuple(_RUN.record(row, f"learner {row.number}") for row in self._rows("listing learners", query))
 
 
 def _lose_runs(connection: Connection, at: float) -> None:

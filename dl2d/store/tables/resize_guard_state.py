@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import structlog
 from sqlalchemy import select
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal, Requeue
 from dl2d.store.database import StoreTables
-from dl2d.store.tables.row_mapping import Base, Json, columns, decoded_json, table_of, upsert
+from dl2d.store.tables.row_mapping import Base, Json, column, columns, decoded_json, table_of, upsert
 
 _log = structlog.get_logger(__name__)
 _NAME = "guard"
@@ -35,10 +35,8 @@ class GuardStateRow(Base):
 
     __tablename__ = "guard_memory"
 
-    name: Mapped[str] = mapped_column(primary_key=True, comment="always guard")
-    memory: Mapped[_Stored] = mapped_column(
-        Json(_Stored), comment="times by job, task and handle, seconds since 1970, JSON"
-    )
+    name: Mapped[str] = column("always guard", primary_key=True)
+    memory: Mapped[_Stored] = column("times by job, task and handle, seconds since 1970, JSON", Json(_Stored))
 
 
 class SqlGuardState(StoreTables):
@@ -61,12 +59,11 @@ class SqlGuardState(StoreTables):
     def guard_state(self) -> GuardState:
         """See ``TickStore.guard_state``. If the row cannot be read, that is logged, and the empty state replaces it."""
         query = select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)
-        with self._database.reading("reading the guard's state") as connection:
-            row = connection.execute(query).one_or_none()
-        if row is None:
+        rows = self._rows("reading the guard's state", query)
+        if not rows:
             return GuardState()
         try:
-            stored: _Stored = decoded_json(row, table_of(GuardStateRow).c.memory, "the guard's state")
+            stored: _Stored = decoded_json(rows[0], table_of(GuardStateRow).c.memory, "the guard's state")
         except StoreError as error:
             _log.warning("store.guard_state_lost", error=str(error))
             self.keep_guard_state(GuardState())

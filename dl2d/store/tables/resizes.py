@@ -20,14 +20,14 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.store import Resize, ResizeEvent, TaskChange
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.jobs import JobRow
-from dl2d.store.tables.row_mapping import Base, Choice, Moment, UserText, Values, table_of
+from dl2d.store.tables.row_mapping import Base, Choice, Moment, UserText, Values, column, table_of
 
 GROW = "grow"
 SHRINK = "shrink"
@@ -43,17 +43,17 @@ class ResizeRow(Base):
         Index(None, "job_number", "began_at"),
     )
 
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
-    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
-    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
-    role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
-    node: Mapped[str] = mapped_column(comment="node of the task")
+    job_number: Mapped[int] = column("jobs.number", primary_key=True, autoincrement=False)
+    task: Mapped[str] = column("tasks.id", primary_key=True)
+    direction: Mapped[str] = column("grow or shrink", primary_key=True)
+    role: Mapped[Role] = column("worker or ps", Choice(Role))
+    node: Mapped[str] = column("node of the task")
     began_at: Mapped[Moment]
-    granted_at: Mapped[float | None] = mapped_column(
-        comment="when the resource manager ran the task, seconds since 1970; NULL if it has not"
+    granted_at: Mapped[float | None] = column(
+        "when the resource manager ran the task, seconds since 1970; NULL if it has not"
     )
-    ended_at: Mapped[float | None] = mapped_column(
-        comment="when the task took part, was released or had failed, seconds since 1970; NULL while in progress"
+    ended_at: Mapped[float | None] = column(
+        "when the task took part, was released or had failed, seconds since 1970; NULL while in progress"
     )
 
 
@@ -67,15 +67,13 @@ class ResizeEventRow(Base):
         ),
     )
 
-    job_number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="jobs.number")
-    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
-    direction: Mapped[str] = mapped_column(primary_key=True, comment="grow or shrink")
-    state: Mapped[TaskState] = mapped_column(
-        Choice(TaskState), primary_key=True, comment="state of the task that it entered"
-    )
-    step: Mapped[int] = mapped_column(comment="number of the state in its machine, to sort by")
+    job_number: Mapped[int] = column("jobs.number", primary_key=True, autoincrement=False)
+    task: Mapped[str] = column("tasks.id", primary_key=True)
+    direction: Mapped[str] = column("grow or shrink", primary_key=True)
+    state: Mapped[TaskState] = column("state of the task that it entered", Choice(TaskState), primary_key=True)
+    step: Mapped[int] = column("number of the state in its machine, to sort by")
     at: Mapped[Moment]
-    note: Mapped[UserText] = mapped_column(comment="reason, if there is one")
+    note: Mapped[UserText] = column("reason, if there is one")
 
 
 def runs(task: Task) -> bool:
@@ -116,12 +114,12 @@ def keep_steps(connection: Connection, steps: Sequence[Step]) -> None:
         connection.execute(insert(table_of(ResizeRow)), begun)
     reached: dict[str, list[Values]] = {"granted_at": [], "ended_at": []}
     for key, step in zip(keys, steps, strict=True):
-        for column in _reached(step):
+        for time in _reached(step):
             named = {f"of_{name}": value for name, value in key.items()}
-            reached[column].append({**named, "reached_at": step.event.at, "on_node": step.task.node})
-    for column, values in reached.items():
+            reached[time].append({**named, "reached_at": step.event.at, "on_node": step.task.node})
+    for time, values in reached.items():
         if values:
-            connection.execute(_update_resize(column), values)
+            connection.execute(_update_resize(time), values)
     if steps:
         events = [
             {**key, "state": event.state, "step": event.state.rank, "at": event.at, "note": event.note}
@@ -161,10 +159,9 @@ class SqlResizes(StoreTables):
             .order_by(*(chosen.c[name].desc() for name in order), events.step)
         )
         found: dict[tuple[int, str, str], tuple[Row[Any], list[ResizeEvent]]] = {}
-        with self._database.reading("listing resizes") as connection:
-            for row in connection.execute(query):
-                _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
-                passed.append(ResizeEvent(row.state, row.at, row.note))
+        for row in self._rows("listing resizes", query):
+            _, passed = found.setdefault((row.job_number, row.task, row.direction), (row, []))
+            passed.append(ResizeEvent(row.state, row.at, row.note))
         return tuple(
             Resize(
                 JobKey(row.cluster, row.job_id, row.submitted), row.task, row.role, row.node, row.direction,
@@ -175,9 +172,9 @@ class SqlResizes(StoreTables):
 
 
 @functools.cache
-def _update_resize(column: str) -> Update:
+def _update_resize(time: str) -> Update:
     table = table_of(ResizeRow)
     named = (table.c[name] == bindparam(f"of_{name}") for name in ("job_number", "task", "direction"))
-    first = func.coalesce(table.c[column], bindparam("reached_at"))
+    first = func.coalesce(table.c[time], bindparam("reached_at"))
     # the resource manager may run the task on another node than it was asked for
-    return update(table).where(*named).values({column: first, "node": bindparam("on_node")})
+    return update(table).where(*named).values({time: first, "node": bindparam("on_node")})

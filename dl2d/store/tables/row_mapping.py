@@ -154,18 +154,19 @@ def _demand(stored: str | bytes) -> Resources:
     return Resources.of(decode(stored, dict[str, float]))
 
 
-#: Columns that several tables have, as types: what ``mapped_column`` says of one is added.
+def column(comment: str, *type_and_key: Any, **options: Any) -> Any:
+    """A column with its comment, which says what it holds and in which unit; see ``mapped_column``."""
+    return mapped_column(*type_and_key, comment=comment, **options)
+
+
+#: Columns that several tables have, as types: what ``column`` says of one is added.
 UserText = Annotated[str, mapped_column(FreeText())]
-Moment = Annotated[float, mapped_column(comment="seconds since 1970")]
-JobNumber = Annotated[
-    int, mapped_column(ForeignKey("jobs.number"), primary_key=True, autoincrement=False, comment="jobs.number")
-]
-SlotNumber = Annotated[
-    int, mapped_column(ForeignKey("slots.number"), primary_key=True, autoincrement=False, comment="slots.number")
-]
+Moment = Annotated[float, column("seconds since 1970")]
+JobNumber = Annotated[int, column("jobs.number", ForeignKey("jobs.number"), primary_key=True, autoincrement=False)]
+SlotNumber = Annotated[int, column("slots.number", ForeignKey("slots.number"), primary_key=True, autoincrement=False)]
 VersionNumber = Annotated[int, mapped_column(ForeignKey("policy_versions.number"))]
-WorkersKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False, comment="number of workers")]
-PsKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False, comment="number of parameter servers")]
+WorkersKey = Annotated[int, column("number of workers", primary_key=True, autoincrement=False)]
+PsKey = Annotated[int, column("number of parameter servers", primary_key=True, autoincrement=False)]
 
 
 class Base(DeclarativeBase):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Column, Connection, Index, Row, Select, exists, func, insert, or_, select
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.cluster import NodeSet, Snapshot
 from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDecision, Reason
@@ -39,6 +39,7 @@ from dl2d.store.tables.row_mapping import (
     Values,
     VersionNumber,
     batches,
+    column,
     columns,
     decoded_json,
     table_of,
@@ -59,48 +60,37 @@ class SlotRow(Base):
 
     __tablename__ = "slots"
 
-    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, comment="number of the slot, from 1")
-    at: Mapped[float] = mapped_column(index=True, comment="when it was decided, seconds since 1970")
-    policy: Mapped[str] = mapped_column(
-        comment="policy that decided; observed where the site's scheduler did, canary where two did"
+    number: Mapped[int] = column("number of the slot, from 1", primary_key=True, autoincrement=False)
+    at: Mapped[float] = column("when it was decided, seconds since 1970", index=True)
+    policy: Mapped[str] = column("policy that decided; observed where the site's scheduler did, canary where two did")
+    policy_version: Mapped[str] = column(
+        "version of the policy; name and release of the site's scheduler; names and versions of both policies"
     )
-    policy_version: Mapped[str] = mapped_column(
-        comment="version of the policy; name and release of the site's scheduler; names and versions of both policies"
+    version_number: Mapped[VersionNumber | None] = column(
+        "policy_versions.number of what decided; NULL if not a version"
     )
-    version_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="policy_versions.number of what decided; NULL if not a version"
+    fallback: Mapped[UserText] = column("why the fallback decided, in words; empty if it did not", server_default=EMPTY)
+    shadow_policy: Mapped[str | None] = column("policy that was asked in mode shadow; otherwise NULL")
+    shadow_policy_version: Mapped[str | None] = column("its version")
+    shadow_version_number: Mapped[VersionNumber | None] = column("its policy_versions.number; NULL if not a version")
+    measure: Mapped[str] = column("what the scores of alternatives measure")
+    inputs_hash: Mapped[str] = column("SHA-256 over snapshot, policy, version and seed")
+    seed: Mapped[str] = column("decimal; text because it may have more than 64 bits")
+    seconds: Mapped[float] = column("duration of the whole tick, s")
+    changed: Mapped[int] = column("number of jobs whose allocation was changed")
+    started: Mapped[int] = column("number of tasks that were started")
+    draining: Mapped[int] = column("number of tasks that were asked to leave")
+    failures: Mapped[int] = column("number of requests that the resource manager refused or did not answer")
+    snapshot: Mapped[Snapshot] = column("what the policy was given, JSON", CompressedJson(Snapshot))
+    decision: Mapped[Decision] = column("decision as carried out, JSON", CompressedJson(Decision))
+    proposed: Mapped[Decision | None] = column(
+        "decision as the policy gave it, JSON; NULL where the guard changed nothing", CompressedJson(Decision)
     )
-    fallback: Mapped[UserText] = mapped_column(
-        server_default=EMPTY, comment="why the fallback decided, in words; empty if it did not"
+    shadow: Mapped[Decision | None] = column(
+        "what dl2d would have carried out, JSON; NULL where it was in charge or was not asked", CompressedJson(Decision)
     )
-    shadow_policy: Mapped[str | None] = mapped_column(comment="policy that was asked in mode shadow; otherwise NULL")
-    shadow_policy_version: Mapped[str | None] = mapped_column(comment="its version")
-    shadow_version_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="its policy_versions.number; NULL if not a version"
-    )
-    measure: Mapped[str] = mapped_column(comment="what the scores of alternatives measure")
-    inputs_hash: Mapped[str] = mapped_column(comment="SHA-256 over snapshot, policy, version and seed")
-    seed: Mapped[str] = mapped_column(comment="decimal; text because it may have more than 64 bits")
-    seconds: Mapped[float] = mapped_column(comment="duration of the whole tick, s")
-    changed: Mapped[int] = mapped_column(comment="number of jobs whose allocation was changed")
-    started: Mapped[int] = mapped_column(comment="number of tasks that were started")
-    draining: Mapped[int] = mapped_column(comment="number of tasks that were asked to leave")
-    failures: Mapped[int] = mapped_column(
-        comment="number of requests that the resource manager refused or did not answer"
-    )
-    snapshot: Mapped[Snapshot] = mapped_column(CompressedJson(Snapshot), comment="what the policy was given, JSON")
-    decision: Mapped[Decision] = mapped_column(CompressedJson(Decision), comment="decision as carried out, JSON")
-    proposed: Mapped[Decision | None] = mapped_column(
-        CompressedJson(Decision), comment="decision as the policy gave it, JSON; NULL where the guard changed nothing"
-    )
-    shadow: Mapped[Decision | None] = mapped_column(
-        CompressedJson(Decision),
-        comment="what dl2d would have carried out, JSON; NULL where it was in charge or was not asked",
-    )
-    plan: Mapped[Plan] = mapped_column(
-        CompressedJson(Plan), comment="starts, stops and deferred starts of the tick, JSON"
-    )
-    outcome: Mapped[Outcome] = mapped_column(CompressedJson(Outcome), comment="outcome of the plan, JSON")
+    plan: Mapped[Plan] = column("starts, stops and deferred starts of the tick, JSON", CompressedJson(Plan))
+    outcome: Mapped[Outcome] = column("outcome of the plan, JSON", CompressedJson(Outcome))
 
 
 class _Decided:
@@ -108,11 +98,11 @@ class _Decided:
 
     slot: Mapped[SlotNumber]
     job_number: Mapped[JobNumber]
-    workers: Mapped[int] = mapped_column(comment="workers decided on")
-    ps: Mapped[int] = mapped_column(comment="parameter servers decided on")
-    binding_constraint: Mapped[Constraint] = mapped_column(Choice(Constraint), comment="what kept the job from more")
-    reason: Mapped[UserText] = mapped_column(comment="why, in words")
-    guard: Mapped[UserText] = mapped_column(comment="what the guard changed, in words; empty for nothing")
+    workers: Mapped[int] = column("workers decided on")
+    ps: Mapped[int] = column("parameter servers decided on")
+    binding_constraint: Mapped[Constraint] = column("what kept the job from more", Choice(Constraint))
+    reason: Mapped[UserText] = column("why, in words")
+    guard: Mapped[UserText] = column("what the guard changed, in words; empty for nothing")
 
 
 class DecisionRow(_Decided, Base):
@@ -121,17 +111,15 @@ class DecisionRow(_Decided, Base):
     __tablename__ = "decisions"
     __table_args__ = (Index(None, "job_number", "slot"),)
 
-    previous_workers: Mapped[int] = mapped_column(comment="workers that the job had")
-    previous_ps: Mapped[int] = mapped_column(comment="parameter servers that the job had")
-    policy: Mapped[str | None] = mapped_column(
-        comment="in mode canary the policy that decided on the job; NULL where that is the slot's"
+    previous_workers: Mapped[int] = column("workers that the job had")
+    previous_ps: Mapped[int] = column("parameter servers that the job had")
+    policy: Mapped[str | None] = column(
+        "in mode canary the policy that decided on the job; NULL where that is the slot's"
     )
-    policy_version: Mapped[str | None] = mapped_column(comment="its version")
-    version_number: Mapped[VersionNumber | None] = mapped_column(
-        comment="its policy_versions.number; NULL if not a version"
-    )
-    detail: Mapped[DecisionDetail | None] = mapped_column(
-        Json(DecisionDetail), comment="shortfalls, alternatives and the guard's reasons, JSON"
+    policy_version: Mapped[str | None] = column("its version")
+    version_number: Mapped[VersionNumber | None] = column("its policy_versions.number; NULL if not a version")
+    detail: Mapped[DecisionDetail | None] = column(
+        "shortfalls, alternatives and the guard's reasons, JSON", Json(DecisionDetail)
     )
 
 
@@ -141,12 +129,8 @@ class ShadowAllocationRow(_Decided, Base):
     __tablename__ = "shadow_allocations"
     __table_args__ = (Index(None, "job_number", "slot"),)
 
-    given_workers: Mapped[int] = mapped_column(
-        server_default=ZERO, comment="workers that the job was given in the slot"
-    )
-    given_ps: Mapped[int] = mapped_column(
-        server_default=ZERO, comment="parameter servers that the job was given in the slot"
-    )
+    given_workers: Mapped[int] = column("workers that the job was given in the slot", server_default=ZERO)
+    given_ps: Mapped[int] = column("parameter servers that the job was given in the slot", server_default=ZERO)
 
 
 class SlotResourceRow(Base):
@@ -155,12 +139,10 @@ class SlotResourceRow(Base):
     __tablename__ = "slot_resources"
 
     slot: Mapped[SlotNumber]
-    resource: Mapped[str] = mapped_column(primary_key=True, comment="cpu, gpu, memory (MiB) or another one")
-    capacity: Mapped[float] = mapped_column(
-        comment="of all nodes that take tasks, in units of the resource; memory in MiB"
-    )
-    used: Mapped[float] = mapped_column(comment="in use on these nodes, by whomever; memory in MiB")
-    held: Mapped[float] = mapped_column(comment="held on these nodes by tasks of jobs that dl2d knows; memory in MiB")
+    resource: Mapped[str] = column("cpu, gpu, memory (MiB) or another one", primary_key=True)
+    capacity: Mapped[float] = column("of all nodes that take tasks, in units of the resource; memory in MiB")
+    used: Mapped[float] = column("in use on these nodes, by whomever; memory in MiB")
+    held: Mapped[float] = column("held on these nodes by tasks of jobs that dl2d knows; memory in MiB")
 
 
 class _Part(msgspec.Struct):
@@ -251,10 +233,10 @@ class SqlSlots(StoreTables):
 
     def slot(self, number: int) -> Slot | None:
         """A whole slot, to be recomputed."""
-        with self._database.reading(f"reading slot {number}") as connection:
-            row = connection.execute(select(*columns(SlotRow)).where(SlotRow.number == number)).one_or_none()
-        if row is None:
+        rows = self._rows(f"reading slot {number}", select(*columns(SlotRow)).where(SlotRow.number == number))
+        if not rows:
             return None
+        row = rows[0]
         found = _SLOT.record(row, f"slot {number}", seed=int(row.seed))
         # A slot in which the guard changed nothing holds its decision once.
         return found if row.proposed is not None else replace(found, proposed=found.decision)
@@ -263,11 +245,11 @@ class SqlSlots(StoreTables):
         """What a slot holds about a job, which takes a small part of the time of reading the whole slot."""
         table = table_of(SlotRow).c
         chosen = (table.number, table.at, table.inputs_hash, *(table[part.name] for part in _PARTS))
-        with self._database.reading(f"reading slot {number}") as connection:
-            row = connection.execute(select(*chosen).where(table.number == number)).one_or_none()
-        if row is None:
-            return None
         what = f"slot {number}"
+        rows = self._rows(f"reading {what}", select(*chosen).where(table.number == number))
+        if not rows:
+            return None
+        row = rows[0]
         snapshot, decision, proposed, shadow, plan, outcome = (decoded_json(row, part, what) for part in _PARTS)
         try:
             return JobSlot(
@@ -293,9 +275,8 @@ class SqlSlots(StoreTables):
             .where(DecisionRow.slot == number, more, *owned_by(owner))
             .order_by(DecisionRow.job_number)
         )
-        with self._database.reading(f"reading decisions of slot {number}") as connection:
-            rows = connection.execute(query)
-            return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
+        rows = self._rows(f"reading decisions of slot {number}", query)
+        return tuple(_decided(row, JobKey(row.cluster, row.id, row.submitted)) for row in rows)
 
     def slots(
         self, *, limit: int = 100, policy: str | None = None, outside: Iterable[tuple[float, float]] = (),
@@ -316,8 +297,7 @@ class SqlSlots(StoreTables):
         if with_jobs:
             first_decided = func.coalesce(select(func.min(DecisionRow.slot)).scalar_subquery(), _AFTER_ALL_SLOTS)
             query = query.where(exists().where(DecisionRow.slot == SlotRow.number) | (SlotRow.number < first_decided))
-        with self._database.reading("listing slots") as connection:
-            return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in connection.execute(query))
+        return tuple(_SUMMARY.record(row, f"slot {row.number}") for row in self._rows("listing slots", query))
 
     def decisions(self, job: JobKey, *, limit: int = 100, changed: bool = False) -> tuple[DecisionEntry, ...]:
         """The job's decisions, newest first; with ``changed`` those that changed its allocation."""
@@ -336,8 +316,7 @@ class SqlSlots(StoreTables):
         if changed:
             workers, ps = DecisionRow.workers != DecisionRow.previous_workers, DecisionRow.ps != DecisionRow.previous_ps
             query = query.where(workers | ps)
-        with self._database.reading(f"reading decisions on job {job.slug}") as connection:
-            return tuple(_entry(row, job) for row in connection.execute(query))
+        return tuple(_entry(row, job) for row in self._rows(f"reading decisions on job {job.slug}", query))
 
     def last_decisions(self, jobs: Collection[JobKey]) -> dict[JobKey, JobDecision]:
         """Decisions of the newest slot on those of these jobs that it decided on."""

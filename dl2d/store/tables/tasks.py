@@ -20,7 +20,7 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped
 
 from dl2d.core.cluster import NOT_EXECUTING, Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
@@ -43,6 +43,7 @@ from dl2d.store.tables.row_mapping import (
     UserText,
     Values,
     batches,
+    column,
     columns,
     table_of,
     upsert,
@@ -64,26 +65,26 @@ class TaskRow(Base):
     )
 
     job_number: Mapped[JobNumber]
-    id: Mapped[str] = mapped_column(primary_key=True, comment="role-ordinal, unique in the job")
-    role: Mapped[Role] = mapped_column(Choice(Role), comment="worker or ps")
-    ordinal: Mapped[int] = mapped_column(comment="number in its id")
-    node: Mapped[str] = mapped_column(comment="node on which it was started")
-    demand: Mapped[Resources] = mapped_column(Demand(), comment="resources, JSON; memory in MiB")
-    state: Mapped[TaskState] = mapped_column(
-        Choice(TaskState), comment="asked granted joined confirmed draining drained released failed"
+    id: Mapped[str] = column("role-ordinal, unique in the job", primary_key=True)
+    role: Mapped[Role] = column("worker or ps", Choice(Role))
+    ordinal: Mapped[int] = column("number in its id")
+    node: Mapped[str] = column("node on which it was started")
+    demand: Mapped[Resources] = column("resources, JSON; memory in MiB", Demand())
+    state: Mapped[TaskState] = column(
+        "asked granted joined confirmed draining drained released failed", Choice(TaskState)
     )
-    handle: Mapped[str] = mapped_column(comment="id in the resource manager")
-    submitted: Mapped[int] = mapped_column(
-        server_default=ZERO, comment="when the resource manager accepted it, whole seconds since 1970; 0: not known yet"
+    handle: Mapped[str] = column("id in the resource manager")
+    submitted: Mapped[int] = column(
+        "when the resource manager accepted it, whole seconds since 1970; 0: not known yet", server_default=ZERO
     )
-    asked_at: Mapped[float] = mapped_column(comment="when it was recorded, seconds since 1970")
-    granted_at: Mapped[float | None] = mapped_column(
-        comment="when the resource manager ran it first, seconds since 1970; NULL if it never did"
+    asked_at: Mapped[float] = column("when it was recorded, seconds since 1970")
+    granted_at: Mapped[float | None] = column(
+        "when the resource manager ran it first, seconds since 1970; NULL if it never did"
     )
-    ended_at: Mapped[float | None] = mapped_column(comment="when it was released or failed, seconds since 1970")
-    since: Mapped[float] = mapped_column(comment="when the present state began, seconds since 1970")
-    cause: Mapped[str] = mapped_column(server_default=EMPTY, comment="why it failed, one word; empty if it did not")
-    note: Mapped[UserText] = mapped_column(comment="why it failed, or what the resource manager waits for")
+    ended_at: Mapped[float | None] = column("when it was released or failed, seconds since 1970")
+    since: Mapped[float] = column("when the present state began, seconds since 1970")
+    cause: Mapped[str] = column("why it failed, one word; empty if it did not", server_default=EMPTY)
+    note: Mapped[UserText] = column("why it failed, or what the resource manager waits for")
 
 
 class TaskReportRow(Base):
@@ -92,21 +93,21 @@ class TaskReportRow(Base):
     __tablename__ = "task_reports"
 
     job_number: Mapped[JobNumber]
-    task: Mapped[str] = mapped_column(primary_key=True, comment="tasks.id")
-    at: Mapped[float] = mapped_column(comment="when the report came, seconds since 1970")
-    cpu_seconds: Mapped[float | None] = mapped_column(comment="processor time since the task began, s")
-    cpu_percent: Mapped[float | None] = mapped_column(comment="load in the last interval, per cent of a core")
-    memory: Mapped[float | None] = mapped_column(comment="resident memory, MiB")
-    memory_peak: Mapped[float | None] = mapped_column(comment="highest resident memory seen, MiB")
-    gpus: Mapped[int] = mapped_column(comment="number of GPUs that it has, as far as is known")
-    gpu_percent: Mapped[float | None] = mapped_column(comment="load of its GPUs, mean, per cent")
-    gpu_memory: Mapped[float | None] = mapped_column(comment="memory in use on all its GPUs, MiB")
-    step_ms: Mapped[float | None] = mapped_column(comment="time of a step, mean over the last steps, ms")
-    step_p95_ms: Mapped[float | None] = mapped_column(comment="95th percentile over its last steps, ms")
-    cause: Mapped[UserText] = mapped_column(comment="why its process ended; empty while it runs")
-    how: Mapped[UserText] = mapped_column(comment="the same in words")
-    slowdown: Mapped[float | None] = mapped_column(comment="ratio of its time to that of others for the same work")
-    slowdown_reason: Mapped[UserText] = mapped_column(comment="why it is slow, in words")
+    task: Mapped[str] = column("tasks.id", primary_key=True)
+    at: Mapped[float] = column("when the report came, seconds since 1970")
+    cpu_seconds: Mapped[float | None] = column("processor time since the task began, s")
+    cpu_percent: Mapped[float | None] = column("load in the last interval, per cent of a core")
+    memory: Mapped[float | None] = column("resident memory, MiB")
+    memory_peak: Mapped[float | None] = column("highest resident memory seen, MiB")
+    gpus: Mapped[int] = column("number of GPUs that it has, as far as is known")
+    gpu_percent: Mapped[float | None] = column("load of its GPUs, mean, per cent")
+    gpu_memory: Mapped[float | None] = column("memory in use on all its GPUs, MiB")
+    step_ms: Mapped[float | None] = column("time of a step, mean over the last steps, ms")
+    step_p95_ms: Mapped[float | None] = column("95th percentile over its last steps, ms")
+    cause: Mapped[UserText] = column("why its process ended; empty while it runs")
+    how: Mapped[UserText] = column("the same in words")
+    slowdown: Mapped[float | None] = column("ratio of its time to that of others for the same work")
+    slowdown_reason: Mapped[UserText] = column("why it is slow, in words")
 
 
 _TASK = Mapping(Task, TaskRow)
@@ -158,16 +159,14 @@ class SqlTasks(StoreTables):
         if job is not None:
             number = select(JobRow.number).where(JobRow.slug == job.slug)
             query = query.where(TaskRow.job_number == number.scalar_subquery())
-        with self._database.reading("listing tasks") as connection:
-            return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+        return tuple(sorted(map(_task_of, self._rows("listing tasks", query)), key=_order))
 
     def tasks_of_suspended(self) -> tuple[Task, ...]:
         """Live tasks of jobs of which a task holds its resources and does not execute."""
         live = TaskRow.ended_at.is_(None)
         suspended = select(TaskRow.job_number).where(live, TaskRow.note.startswith(NOT_EXECUTING, autoescape=True))
         query = _tasks().where(live, TaskRow.job_number.in_(suspended))
-        with self._database.reading("listing suspended tasks") as connection:
-            return tuple(sorted(map(_task_of, connection.execute(query)), key=_order))
+        return tuple(sorted(map(_task_of, self._rows("listing suspended tasks", query)), key=_order))
 
     def named_tasks(self, job: JobKey, names: Collection[str]) -> tuple[Task, ...]:
         """Those of the job's tasks, ended or not, whose ids are named."""
@@ -182,9 +181,9 @@ class SqlTasks(StoreTables):
     def task_times(self, job: JobKey) -> tuple[TaskTime, ...]:
         """Times of the job's tasks that the resource manager ran, ended or not, by role and number."""
         query = _tasks().where(JobRow.slug == job.slug, TaskRow.granted_at.is_not(None))
-        with self._database.reading(f"reading tasks of job {job.slug}") as connection:
-            found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in connection.execute(query))
-            return tuple(sorted(found, key=lambda time: _order(time.task)))
+        rows = self._rows(f"reading tasks of job {job.slug}", query)
+        found = (TaskTime(_task_of(row), row.granted_at, row.ended_at) for row in rows)
+        return tuple(sorted(found, key=lambda time: _order(time.task)))
 
     def change_tasks(self, changes: Sequence[TaskChange], at: float) -> tuple[Task, ...]:
         """See ``TickStore.change_tasks``. Raises ``StoreError`` if a task is not known."""
@@ -199,9 +198,8 @@ class SqlTasks(StoreTables):
         query = select(*table.c).join(JobRow, JobRow.number == table.c.job_number).where(JobRow.slug == key.slug)
         # worker-10 comes after worker-9
         query = query.order_by(func.length(table.c.task), table.c.task)
-        with self._database.reading(f"reading tasks of job {key.slug}") as connection:
-            rows = connection.execute(query)
-            found = [_TASK_REPORT.record(row, f"report of task {row.task} of job {key.slug}") for row in rows]
+        rows = self._rows(f"reading tasks of job {key.slug}", query)
+        found = [_TASK_REPORT.record(row, f"report of task {row.task} of job {key.slug}") for row in rows]
         return tuple(sorted(found, key=lambda report: not report.task.startswith("worker")))
 
 
