@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 
@@ -104,7 +103,7 @@ def _realism(preset: Realism, options: list[str]) -> Realism:
 
 
 def _as_json(result: Replayed) -> dict[str, object]:
-    p50, p99 = _percentiles(result.decision_ms)
+    p50, p99 = result.decision_percentiles
     return {
         "avg_jct_slots": result.avg_jct,
         "avg_jct_slots_plain": result.avg_jct_plain,
@@ -120,7 +119,7 @@ def _table(results: dict[str, Replayed], limit: Bound) -> Table:
     resources = sorted({name for result in results.values() for name in result.utilisation})
     rows = []
     for name, result in results.items():
-        p50, p99 = _percentiles(result.decision_ms)
+        p50, p99 = result.decision_percentiles
         used = (f"{result.utilisation.get(resource, 0.0):.0%}" for resource in resources)
         rows.append(
             (
@@ -134,8 +133,3 @@ def _table(results: dict[str, Replayed], limit: Bound) -> Table:
     return table(
         ("POLICY", ">JOBS", ">JCT", ">OVER", ">PLAIN", ">MAKESPAN", *shares, ">RESIZES", ">p50 ms", ">p99 ms"), rows
     )
-
-
-def _percentiles(values: tuple[float, ...]) -> tuple[float, float]:
-    p50, p99 = np.percentile(values or (0.0,), (50, 99)).tolist()
-    return p50, p99

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from dl2d.core.errors import Dl2dError
 from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.participant_preparation import Preparation, combinations, to_prepare
@@ -170,7 +168,7 @@ def replay_cell(cell: Cell) -> Finished:
     series = replayed.series
     if series is not None and not cell.keeps_allocations:
         series = replace(series, allocations=())
-    p50, p99 = np.percentile(replayed.decision_ms or (0.0,), (50, 99))
+    p50, p99 = replayed.decision_percentiles
     return Finished(
         case=cell.case.name,
         policy=cell.policy,
@@ -190,8 +188,8 @@ def replay_cell(cell: Cell) -> Finished:
         timings=Timings(
             seconds=time.perf_counter() - begin,
             decisions=len(replayed.decision_ms),
-            p50_ms=float(p50),
-            p99_ms=float(p99),
+            p50_ms=p50,
+            p99_ms=p99,
         ),
         series=series,
     )

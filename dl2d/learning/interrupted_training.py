@@ -15,6 +15,7 @@ import numpy as np
 from dl2d.atomic_file import write_atomically
 from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError
+from dl2d.policies.common.checkpoint import writing
 
 #: Iterations of the search (dl2), or rounds of actor-critic learning (dl2-original), unless another number is given.
 DEFAULT_ITERATIONS = 150
@@ -39,11 +40,9 @@ def save_state(state: State, file: Path) -> None:
     words = np.frombuffer(json.dumps(dict(state.words)).encode(), dtype=np.uint8)
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, words=words, **state.arrays)
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, packed.getvalue())
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be written: {error.strerror or error}") from error
 
 
 def load_state(file: Path) -> State:

@@ -46,6 +46,11 @@ class ReplayCheck:
     #: The workloads that were not replayed to their ends since time was up.
     cut_short: tuple[str, ...] = ()
 
+    @property
+    def as_json(self) -> dict[str, int]:
+        """For ``--json``."""
+        return {"jobs": self.jobs, "ended": self.ended}
+
 
 def generated_load(
     requests: Sequence[JobRequest], nodes: Sequence[Node], speeds: Sequence[MeasuredSpeeds], slot_seconds: float

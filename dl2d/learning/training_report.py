@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2.training import State, TrainingSettings
+from dl2d.policies.common.checkpoint import writing
 from dl2d.simulation.policy_lookup import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.workload.format import Workload
@@ -49,11 +49,9 @@ def write_report(
 
     Raises ``CheckpointError`` if they cannot be written.
     """
-    try:
+    with writing(folder):
         (folder / "report.md").write_text(_page(state, settings, baselines, inputs, seconds), encoding="utf-8")
         draw_curves(folder / "curves.png", state, settings, baselines)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
 def _page(

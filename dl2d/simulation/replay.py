@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import structs
 
 from dl2d.core.cluster import ANCHOR, NodeState, Task, task_tag
@@ -132,6 +133,12 @@ class Replayed:
     def avg_jct_plain(self) -> float:
         """Mean completion time in whole slots."""
         return statistics.fmean(job.jct_plain for job in self.jobs)
+
+    @property
+    def decision_percentiles(self) -> tuple[float, float]:
+        """Median and 99th percentile of ``decision_ms``; 0 without decisions."""
+        p50, p99 = np.percentile(self.decision_ms or (0.0,), (50, 99)).tolist()
+        return p50, p99
 
     @property
     def makespan(self) -> float:

@@ -57,8 +57,8 @@ def train_dl2(options: TrainOptions) -> None:
         when = f"after {options.minutes:g} minutes at iteration {state.search.iteration} of {options.iterations}"
         typer.echo(f"stopped {when}; to continue, run the same command with --resume", err=True)
     if options.as_json:
-        replayed = {"jobs": replays.jobs, "ended": replays.ended}
-        print_json({"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "replayed": replayed, **record})
+        head = {"checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "replayed": replays.as_json}
+        print_json({**head, **record})
         return
     print_tables(_results(settings, state, times))
     typer.echo(replay_line(replays))

@@ -15,13 +15,12 @@ from dl2d.cli.output import print_json
 from dl2d.cli.policy_trials.trained_policy_check import check_on_workloads, replay_line
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train.train_options import TrainOptions, training_workloads
-from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import DEFAULTS, Settings
 from dl2d.learning.dl2_paper.trainer import Report, continuing
 from dl2d.learning.dl2_paper.trainer import train as learn
 from dl2d.learning.training_report import baselines
-from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, writing
 
 _STATE = "state.npz"
 
@@ -59,7 +58,7 @@ def train_dl2_paper(options: TrainOptions) -> None:
         print_json(
             {
                 "checkpoint": str(options.checkpoint), "digest": checkpoint.digest, "seconds": seconds,
-                "offline": options.offline, "replayed": {"jobs": replays.jobs, "ended": replays.ended},
+                "offline": options.offline, "replayed": replays.as_json,
                 "baselines_jct_slots": {name: values[0] for name, values in times.items()},
                 **checkpoint.training,
             }
@@ -105,10 +104,8 @@ def write_paper_report(
     ]
     lines += ["", f"Seed {training['seed']}; {training['workloads']} workloads.", ""]
     lines += [f"- {key}: {value}" for key, value in training["settings"].items()]
-    try:
+    with writing(out):
         (out / "report.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def _shown(entry: Mapping[str, Any], way: str) -> str:

@@ -23,11 +23,11 @@ from dl2d.cli.policy_trials.trained_policy_check import replay_line
 from dl2d.cli.progress_display import interruptible, shown_progress
 from dl2d.cli.train.train_options import TrainOptions
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError, GateRefused
+from dl2d.core.errors import GateRefused
 from dl2d.core.policy_registry import Trial
 from dl2d.daemon.policy_versions.candidates import enter
 from dl2d.learning.training_report import write_report
-from dl2d.policies.common.checkpoint import DIGITS, write_checkpoint
+from dl2d.policies.common.checkpoint import DIGITS, write_checkpoint, writing
 
 
 def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> None:
@@ -55,7 +55,7 @@ def train_twin(settings: Settings, options: TrainOptions, *, paper: bool) -> Non
         written = str(options.checkpoint) if is_written else None
         done = {
             "checkpoint": written, "digest": learned.checkpoint.digest, **learned.record,
-            "replayed": {"jobs": replays.jobs, "ended": replays.ended},
+            "replayed": replays.as_json,
         }  # fmt: skip
         print_json(done if trial is None else {**done, "trial": trial})
         return
@@ -103,8 +103,5 @@ def _append_trial(trial: Trial, out: Path) -> None:
     rows = [f"| {case.name} | {case.candidate:.3f} | {case.current:.3f} |" for case in trial.cases]
     lines = ["", "## The gate", "", f"{'Passed' if trial.passed else 'Rejected'}: {trial.reason}.", ""]
     lines += ["| workload | candidate | current |", "|---|---|---|", *rows, ""]
-    try:
-        with (out / "report.md").open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines))
-    except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error
+    with writing(out), (out / "report.md").open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines))

@@ -15,12 +15,12 @@ from dl2d.cli.policy_trials.promotion_trial import compared_with_recorded
 from dl2d.cli.policy_trials.trained_policy_check import replay_line
 from dl2d.cli.policy_trials.training_decisions import RecordedSlots
 from dl2d.config.settings import Settings
-from dl2d.core.errors import CheckpointError, GateRefused, counted
+from dl2d.core.errors import GateRefused, counted
 from dl2d.core.policy_registry import Trial
 from dl2d.core.progress import Tell
 from dl2d.learning.replay_check import ReplayCheck
 from dl2d.learning.site_records.recorded_decisions import NO_TASKS, SizeComparison, Yardstick
-from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
+from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint, writing
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2.supervised import ScorerImitation
@@ -201,7 +201,7 @@ def finish_imitation(
     if as_json:
         head = {"checkpoint": str(folder), "digest": checkpoint.digest, "seconds": seconds}
         compared = {
-            "replayed": {"jobs": checked.jobs, "ended": checked.ended},
+            "replayed": checked.as_json,
             "not_better_than": not_better_than(found.comparison, found.yardstick, own_weights),
         }
         print_json({**head, **figures, **compared, **checkpoint.training})
@@ -223,8 +223,6 @@ def _write_report(out: Path, checkpoint: Checkpoint, losses: Sequence[float], li
     axes.plot(range(1, len(losses) + 1), losses)
     axes.set_xlabel("update")
     axes.set_ylabel("loss")
-    try:
+    with writing(out):
         (out / "report.md").write_text("\n".join(page), encoding="utf-8")
         figure.savefig(out / "loss.png", metadata={"Software": None})
-    except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from error

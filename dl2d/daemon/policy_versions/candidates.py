@@ -18,7 +18,7 @@ from dl2d.core.errors import CheckpointError, LiveVersionChanged, RegistryError
 from dl2d.core.json_codec import decode, encode
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
 from dl2d.daemon.policy_versions.active_version import read_version, roll_back
-from dl2d.policies.common.checkpoint import DIGITS
+from dl2d.policies.common.checkpoint import DIGITS, writing
 
 if TYPE_CHECKING:
     from dl2d.store.tables.policy_versions import SqlRegistry
@@ -42,10 +42,8 @@ class Candidate:
 def write_candidate(candidate: Candidate) -> Path:
     """Write a candidate into its version's folder, which is returned. Raises ``CheckpointError``."""
     folder = Path(candidate.version.folder)
-    try:
+    with writing(folder):
         write_atomically(folder / _FILE, encode(candidate))
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return folder
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,15 @@ class _Record(msgspec.Struct):
     settings: dict[str, Any]
     training: dict[str, Any]
     digest: str
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raise ``CheckpointError`` where a checkpoint, or what is kept beside it, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be written: {error.strerror or error}") from error
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: str | os.PathLike[str], *, damaged: bool = False) -> None:
