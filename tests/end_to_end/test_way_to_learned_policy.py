@@ -330,7 +330,7 @@ def test_the_way_on_accelerated_days(
         daemon.start()
         out = tmp_path / "next"
         site.dl2d("train", "--twin", "--design", design, "--gate", "--iterations", "4", "--out", out)
-        (trial, *_) = site.ask("What came of the trials of new versions?")
+        (trial, *_) = site.ask("What were the results of the trials of new versions?")
         if imitates:
             assert trial["passed"], trial["reason"]
             assert trial["high"] < 0
