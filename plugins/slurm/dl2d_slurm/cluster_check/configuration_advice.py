@@ -116,16 +116,16 @@ def _on_requeue(_: SlurmSettings, commands: Commands) -> str:
 
 def _on_partitions(settings: SlurmSettings, commands: Commands) -> Iterator[Advice]:
     """What is wrong with partitions: names in the settings, and what dl2d does not know of."""
-    answer = commands.run(*SHOW_PARTITIONS)
-    found = [shown_fields(line) for line in answer.stdout.split("\n") if line.startswith("PartitionName=")]
+    text = commands.ask(*SHOW_PARTITIONS)
+    found = [shown_fields(line) for line in text.split("\n") if line.startswith("PartitionName=")]
     partitions = {fields["PartitionName"]: fields for fields in found}
-    if answer.status != 0 or not partitions:
+    if not partitions:
         return
     chosen = [name for name in settings.partition.split(",") if name]
     yield from _advice_on_names(settings, chosen, list(partitions))
     used = {name: fields for name, fields in partitions.items() if not chosen or name in chosen}
     yield from _advice_on_min_free(settings, used)
-    if names := [name for name in EXCLUSIVE_USER_PARTITION.findall(answer.stdout) if name in used]:
+    if names := [name for name in EXCLUSIVE_USER_PARTITION.findall(text) if name in used]:
         yield Advice(
             "slurm partitions",
             f"ExclusiveUser=YES in {some_of(names)}: elastic jobs make no room there for those of other users, "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dl2d.core.errors import some_of
+from dl2d_slurm.commands.command_records import SHOW_CONFIG
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
 from dl2d_slurm.settings import SlurmSettings
@@ -25,12 +26,9 @@ _RECORD = re.compile(r"(?:QOS=([^\s(]+)|ClusterName=\S* Account=(\S+) UserName=(
 
 def on_limits(_: SlurmSettings, commands: Commands) -> str:
     """What is advised on limits that Slurm enforces; "" for nothing. Raises ``ResourceManagerError``."""
-    answer = commands.run(*ASK_LIMITS)
-    found = list(dict.fromkeys(_not_asked_for(answer.stdout)))
-    few = list(dict.fromkeys(_of_few_jobs(answer.stdout)))
-    if answer.status != 0 or not found + few:
-        return ""
-    if not enforces_limits(commands.run("scontrol", "show", "config").stdout):
+    limits = commands.ask(*ASK_LIMITS)
+    found, few = list(dict.fromkeys(_not_asked_for(limits))), list(dict.fromkeys(_of_few_jobs(limits)))
+    if not found + few or not enforces_limits(commands.run(*SHOW_CONFIG).stdout):
         return ""
     of_nodes = (
         f"Slurm limits the number of nodes or the minutes ({some_of(found)}): dl2d does not read these limits, so "

@@ -18,7 +18,8 @@ from dl2d_slurm.commands.commands import Answer, Commands
 TIMES_AS_SECONDS: Mapping[str, str] = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 #: With these squeue and sinfo show all of the cluster, and nothing of the others of a federation.
 ALL_LOCAL = ("--noheader", "--all", "--local")
-#: Show the configuration of all partitions and of all nodes, each on a line.
+#: Show slurm.conf as slurmctld has it, and the configuration of all partitions and of all nodes, each on a line.
+SHOW_CONFIG = ("scontrol", "show", "config")
 SHOW_PARTITIONS = ("scontrol", "--all", "--local", "--oneliner", "show", "partition")
 SHOW_NODES = ("scontrol", "--all", "--local", "--oneliner", "show", "node")
 #: Starts each terminator: squeue reads leading digits as the field's width.

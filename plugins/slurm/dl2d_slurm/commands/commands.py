@@ -126,6 +126,13 @@ class Commands:
             log.debug("noise", command=argv[0], said=_short(stderr))
         return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), stderr)
 
+    def ask(self, *argv: str, more: Mapping[str, str] | None = None, seconds: float | None = None) -> str:
+        """Output of a command. Raises as ``run``, and the error of ``failure`` where it ends badly."""
+        answer = self.run(*argv, more=more, seconds=seconds)
+        if answer.status != 0:
+            raise failure(f"{' '.join(argv)} failed", answer)
+        return answer.stdout
+
 
 class TokenBucket:
     """At most ``rate`` times a second on average, with bursts of up to a second's worth. Thread-safe.

@@ -19,8 +19,8 @@ import structlog
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import EXCLUSIVE_PARTITION, LINEAR, count
-from dl2d_slurm.commands.command_records import SHOW_NODES, SHOW_PARTITIONS, shown_fields
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.command_records import SHOW_CONFIG, SHOW_NODES, SHOW_PARTITIONS, shown_fields
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.preemption import Preemption
 
 log = structlog.get_logger(__name__)
@@ -257,17 +257,12 @@ class KnownAllocationRules:
         if not ask or 0 <= now - self._asked < _SECONDS:
             return self._known
         try:
-            queries = (("scontrol", "show", "config"), SHOW_PARTITIONS, SHOW_NODES)
-            config, partitions, nodes = [self._ask(query) for query in queries]
+            config, partitions, nodes = (
+                self._commands.ask(*query) for query in (SHOW_CONFIG, SHOW_PARTITIONS, SHOW_NODES)
+            )
         except ResourceManagerError as error:
             log.warning("cannot read what tasks get beyond their demands; the last answer is used", error=str(error))
             self._asked = now - _SECONDS + _RETRY_SECONDS
         else:
             self._known, self._asked = AllocationRules.of(config, partitions, nodes), now
         return self._known
-
-    def _ask(self, argv: Collection[str]) -> str:
-        answer = self._commands.run(*argv)
-        if answer.status != 0:
-            raise failure(f"{' '.join(argv)} failed", answer)
-        return answer.stdout

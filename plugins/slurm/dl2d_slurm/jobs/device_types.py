@@ -18,7 +18,7 @@ from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
 from dl2d_slurm.commands.command_output_values import parse_gres
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import WaitingJob
 
 log = structlog.get_logger(__name__)
@@ -66,10 +66,7 @@ class DeviceTypes:
 
     def _ask(self) -> Mapping[str, list[str]]:
         """What jobs hold, by handle."""
-        answer = self._commands.run("scontrol", "-d", "--oneliner", "show", "job")
-        if answer.status != 0:
-            raise failure("scontrol show job failed", answer)
-        _, *parts = _JOB.split(answer.stdout)
+        _, *parts = _JOB.split(self._commands.ask("scontrol", "-d", "--oneliner", "show", "job"))
         found = defaultdict[str, list[str]](list)
         for handle, text in zip(parts[::2], parts[1::2], strict=True):
             found[handle] += _HELD.findall(text)

@@ -22,10 +22,10 @@ import structlog
 
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import parse_tag
-from dl2d.core.errors import ResourceManagerError, Unavailable
+from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_records import shown_fields
+from dl2d_slurm.commands.command_records import SHOW_CONFIG, shown_fields
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.jobs.job_reason_codes import Bound
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
@@ -411,10 +411,10 @@ class AssociationLimits:
         Slurm keeps limits that it does not enforce: without ``limits`` in AccountingStorageEnforce there are none.
         """
         try:
-            text = self._answer(*ASK_LIMITS)
+            text = self._commands.ask(*ASK_LIMITS, seconds=_ANSWER_SECONDS)
             self.bounds = parse_bounds(text)
             found, precedence = parse_limits(text, anchors.users), QosPrecedence()
-            if found and not enforces_limits(self._answer("scontrol", "show", "config")):
+            if found and not enforces_limits(self._commands.ask(*SHOW_CONFIG, seconds=_ANSWER_SECONDS)):
                 found = ()
             if found:
                 precedence = self._qos_precedence.at(now, for_limits=any(limit.qos for limit in found))
@@ -439,12 +439,6 @@ class AssociationLimits:
         self._limits, self._max_walls, self._failures = limits, max_walls, 0
         self._applicable, self._max_seconds = _ApplicableLimits(found, precedence), {}
         self._answered_at, self._others = now, jobs.others
-
-    def _answer(self, *argv: str) -> str:
-        answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
-        if answer.status != 0:
-            raise Unavailable(answer.stderr.strip() or f"exit status {answer.status}")
-        return answer.stdout
 
 
 def _most(resource: str, most: float, factor: float) -> float:

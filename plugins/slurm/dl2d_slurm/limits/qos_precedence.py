@@ -17,7 +17,7 @@ import structlog
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import ResourceManagerError
 from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 log = structlog.get_logger(__name__)
@@ -80,13 +80,14 @@ class KnownQosPrecedence:
             self._ask_of_all()
         if not (for_limits or self._known.factors):
             return self._known
-        of_partitions = {name: qos for name, qos in _PARTITION.findall(self._answer(*SHOW_PARTITIONS)) if qos != "N/A"}
+        text = self._commands.ask(*SHOW_PARTITIONS, seconds=_ANSWER_SECONDS)
+        of_partitions = {name: qos for name, qos in _PARTITION.findall(text) if qos != "N/A"}
         return replace(self._known, of_partitions=of_partitions)
 
     def _ask_of_all(self) -> None:
         """Ask slurmdbd for flags and factors, which stay as they were if it does not answer."""
         try:
-            answer = self._answer(*_SHOW_QOS)
+            answer = self._commands.ask(*_SHOW_QOS, seconds=_ANSWER_SECONDS)
         except ResourceManagerError as error:
             self._failures += 1
             log.warning("cannot read OverPartQOS and LimitFactor of QOS; the last ones stay in use", error=str(error))
@@ -95,9 +96,3 @@ class KnownQosPrecedence:
         first = frozenset(name for name, flags, _ in records if "OverPartQOS" in flags.split(","))
         factors = {name: float(text) for name, _, text in records if _NUMBER.fullmatch(text) and float(text) > 0}
         self._known, self._failures = QosPrecedence(first, factors), 0
-
-    def _answer(self, *argv: str) -> str:
-        answer = self._commands.run(*argv, seconds=_ANSWER_SECONDS)
-        if answer.status != 0:
-            raise failure(f"{' '.join(argv)} failed", answer)
-        return answer.stdout

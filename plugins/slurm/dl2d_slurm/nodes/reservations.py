@@ -27,7 +27,7 @@ from dl2d_slurm.commands.command_output_values import (
     value_or_empty,
 )
 from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS
-from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.nodes.sinfo_nodes import Nodes
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
@@ -90,15 +90,12 @@ class KnownReservations:
         if not self._known and 0 <= now - self._asked < RESERVATIONS_SECONDS:
             return self._known
         try:
-            asked = ("scontrol", "--oneliner", "show", "reservation")
-            answer = self._commands.run(*asked, more=TIMES_AS_SECONDS)
-            if answer.status != 0:
-                raise failure("scontrol show reservation failed", answer)
+            text = self._commands.ask("scontrol", "--oneliner", "show", "reservation", more=TIMES_AS_SECONDS)
         except ResourceManagerError as error:
             log.warning("cannot read reservations; the last ones stay in use", error=str(error))
         else:
             cpus = {name: capacity.get("cpu") for name, capacity in capacities.items()}
-            self._known, self._asked = parse_reservations(answer.stdout, cpus), now
+            self._known, self._asked = parse_reservations(text, cpus), now
         return self._known
 
 
