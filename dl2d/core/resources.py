@@ -130,6 +130,10 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
             if have.get(name, 0) < amount
         )
 
+    def lacking(self, room: Resources) -> str:
+        """The shortfalls in words; empty if there are none."""
+        return "; ".join(map(str, self.shortfalls(room)))
+
     def dominant_share(self, capacity: Resources) -> tuple[float, str]:
         """Largest fraction of ``capacity`` that this vector takes of any one resource, and which (DRF, section 4).
 
@@ -161,6 +165,17 @@ class Resources(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_RESOURCES = Resources()
+
+
+def too_small_everywhere(demand: Resources, rooms: Mapping[str, Resources]) -> tuple[str, str] | None:
+    """Name of the room that lacks the fewest resources for a demand, and what; None if one is large enough, or none is
+    given.
+    """
+    short = {name: len(demand.shortfalls(room)) for name, room in rooms.items()}
+    if not short or not all(short.values()):
+        return None
+    nearest = min(short, key=lambda name: (short[name], name))
+    return nearest, demand.lacking(rooms[nearest])
 
 
 def parse_resources(value: object, key: str) -> Resources:

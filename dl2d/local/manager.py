@@ -313,10 +313,10 @@ class LocalManager:
             )
         if not chosen.is_open:
             raise Rejected(f"{task.tag}: node {task.node} takes no tasks ({chosen.remark})")
-        if missing := task.demand.shortfalls(chosen.capacity):
-            raise Rejected(f"{task.tag}: node {task.node} is too small: {'; '.join(map(str, missing))}")
-        if missing := task.demand.shortfalls(chosen.capacity.minus(chosen.used)):
-            raise Rejected(f"{task.tag}: node {task.node} has no room now: {'; '.join(map(str, missing))}")
+        if missing := task.demand.lacking(chosen.capacity):
+            raise Rejected(f"{task.tag}: node {task.node} is too small: {missing}")
+        if missing := task.demand.lacking(chosen.capacity.minus(chosen.used)):
+            raise Rejected(f"{task.tag}: node {task.node} has no room now: {missing}")
         return task.node
 
     def _choose_gpus(self, task: TaskSpec) -> dict[str, int]:

@@ -122,7 +122,7 @@ class MemoryManager:
             raise Rejected(f"{task.tag}: node {task.node} is {node.state}")
         elif not node.has_room(task.demand):
             seen = node.seen()
-            missing = "; ".join(map(str, task.demand.shortfalls(seen.capacity.minus(seen.used))))
+            missing = task.demand.lacking(seen.capacity.minus(seen.used))
             raise Rejected(f"{task.tag}: no room on {task.node} ({missing})")
         self._number += 1
         handle = f"m{self._number}"

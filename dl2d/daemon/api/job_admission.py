@@ -17,7 +17,7 @@ from dl2d.core.job_request_parser import (
 )
 from dl2d.core.jobs import NO_LAUNCH, TASK_ROLES, Consistency, Job, JobKey, JobRequest, Launch, Owner, Role, User
 from dl2d.core.resource_manager import Anchor, RmListing
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES, Resources, too_small_everywhere
 from dl2d.daemon.api.limited_size_dict import NewestEntries
 from pslite.job.environment_passed_to_tasks import is_secret
 
@@ -151,13 +151,11 @@ def check_feasible(request: JobRequest, listing: RmListing) -> None:
         None could; names the resource, the demand and what the nearest node has.
     """
     problems = []
+    capacities = {node.name: node.capacity for node in listing.nodes}
     for role in TASK_ROLES:
-        demand = request.demand(role)
-        if not listing.nodes or any(demand.fits_in(node.capacity) for node in listing.nodes):
-            continue
-        nearest = min(listing.nodes, key=lambda node: (len(demand.shortfalls(node.capacity)), node.name))
-        missing = "; ".join(map(str, demand.shortfalls(nearest.capacity)))
-        problems.append((role.value, f"no node is large enough for one ({missing} on {nearest.name})"))
+        if (found := too_small_everywhere(request.demand(role), capacities)) is not None:
+            nearest, missing = found
+            problems.append((role.value, f"no node is large enough for one ({missing} on {nearest})"))
     if problems:
         raise RequestError(*problems[0], others=problems[1:])
 

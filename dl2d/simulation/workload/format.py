@@ -479,7 +479,7 @@ class Feasibility:
                 raise WorkloadError(key, problem.replace("min_pss", "min_ps"), where=self._where, job=job.id)
         least = job.worker * workers + job.ps * ps
         if not least.fits_in(self._capacity):
-            short = "; ".join(map(str, least.shortfalls(self._capacity)))
+            short = least.lacking(self._capacity)
             problem = f"its minimum size, {workers} workers and {ps} PS, is more than the cluster: {self._when}{short}"
             raise WorkloadError("worker", problem, where=self._where, job=job.id)
 

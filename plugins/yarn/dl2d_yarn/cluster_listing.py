@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 from urllib.parse import quote
@@ -17,7 +17,7 @@ import msgspec
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import RmJobState
-from dl2d.core.resources import NO_RESOURCES, Resources
+from dl2d.core.resources import NO_RESOURCES, Resources, too_small_everywhere
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_description import SERVICE_NAME
 from dl2d_yarn.yarn_states import (
@@ -465,23 +465,15 @@ class NodeSizes:
     not with the numbers of tasks and nodes.
     """
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.names: set[str] = set()
-        self._examples: dict[Resources, str] = {}
-        for node in nodes:
-            self.names.add(node.name)
-            self._examples.setdefault(node.capacity, node.name)
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.names = {node.name for node in nodes}
+        names = {node.capacity: node.name for node in reversed(nodes)}
+        self._examples = {name: capacity for capacity, name in names.items()}
         self._obstacles: dict[Resources, str] = {}
 
     def obstacle(self, demand: Resources) -> str:
         """Why no node can ever meet a demand; empty if one can, or if there is no node."""
         if demand not in self._obstacles:
-            self._obstacles[demand] = self._find_obstacle(demand)
+            found = too_small_everywhere(demand, self._examples)
+            self._obstacles[demand] = "" if found is None else " has too little ".join(found)
         return self._obstacles[demand]
-
-    def _find_obstacle(self, demand: Resources) -> str:
-        missing = {name: demand.shortfalls(capacity) for capacity, name in self._examples.items()}
-        if not missing or not all(missing.values()):
-            return ""
-        nearest, short = min(missing.items(), key=lambda item: len(item[1]))
-        return f"{nearest} has too little {'; '.join(map(str, short))}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dl2d.core.errors import NodeRefused, Rejected
 from dl2d.core.resource_manager import TaskSpec
-from dl2d.core.resources import Resources
+from dl2d.core.resources import Resources, too_small_everywhere
 from dl2d_slurm.commands.commands import VARIABLE_NAME
 from dl2d_slurm.settings import SlurmSettings
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
@@ -44,15 +44,11 @@ def check_fits(task: TaskSpec, capacities: Mapping[str, Resources]) -> None:
     """
     what = f"{task.name} of job {task.job.id}"
     if task.node:
-        short = task.demand.shortfalls(capacities[task.node]) if task.node in capacities else ()
-        if short:
-            raise NodeRefused(f"{what} does not fit on {task.node} ({'; '.join(map(str, short))})")
-        return
-    missing = {name: task.demand.shortfalls(room) for name, room in capacities.items()}
-    if missing and all(missing.values()):
-        nearest, short = min(missing.items(), key=lambda item: len(item[1]))
-        lacks = "; ".join(map(str, short))
-        raise Rejected(f"{what} fits on no node that dl2d uses: even {nearest} has too little {lacks}")
+        if task.node in capacities and (short := task.demand.lacking(capacities[task.node])):
+            raise NodeRefused(f"{what} does not fit on {task.node} ({short})")
+    elif (found := too_small_everywhere(task.demand, capacities)) is not None:
+        nearest, short = found
+        raise Rejected(f"{what} fits on no node that dl2d uses: even {nearest} has too little {short}")
 
 
 def basic_arguments(folder: str, owner: tuple[int, int] | None) -> Iterator[str]:
