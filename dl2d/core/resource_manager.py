@@ -512,18 +512,8 @@ class Anchor:
     remarks: tuple[str, ...] = ()
 
 
-class ResourceManager(Protocol):
-    """What dl2d needs of a resource manager. Methods may block.
-
-    They are called from one thread at a time, except ``submit`` and ``authenticate`` as far as
-    ``Capabilities.parallel_submits`` and ``Capabilities.parallel_authentication`` allow.
-
-    Every method may raise ``Unavailable``.
-    """
-
-    def capabilities(self) -> Capabilities:
-        """What this manager can do; asked once."""
-        ...
+class TickManager(Protocol):
+    """What a tick needs of a resource manager; see ``ResourceManager``."""
 
     def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
         """The nodes and jobs now, read by a number of queries that does not grow with the number of jobs.
@@ -556,6 +546,20 @@ class ResourceManager(Protocol):
         Identities are those of a listing. They are read again right before a task is asked to end or killed: what has
         ended, is unknown, or is another job by now is passed over. Does not wait; may be repeated.
         """
+        ...
+
+
+class ResourceManager(TickManager, Protocol):
+    """What dl2d needs of a resource manager. Methods may block.
+
+    They are called from one thread at a time, except ``submit`` and ``authenticate`` as far as
+    ``Capabilities.parallel_submits`` and ``Capabilities.parallel_authentication`` allow.
+
+    Every method may raise ``Unavailable``.
+    """
+
+    def capabilities(self) -> Capabilities:
+        """What this manager can do; asked once."""
         ...
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:

@@ -403,7 +403,7 @@ class Daemon(AbstractContextManager["Daemon"]):
     def _submit(self, task: TaskSpec) -> str:
         """Submit a task, in a thread of the pool."""
         self._store.check_lease()
-        return self._manager_access.shared.submit(task)
+        return self._manager_access.submit(task)
 
     def _withdraw_if_failing(self, report: Report) -> None:
         """Take back a learned version of which decisions fail one after the other, or half of the last ones did."""
@@ -511,7 +511,7 @@ class Daemon(AbstractContextManager["Daemon"]):
         lease_left = lease_seconds(poll_seconds) - renewal_seconds(poll_seconds)
         context = Context(
             cluster=self._cluster,
-            manager=self._manager_access.shared,
+            manager=self._manager_access,
             store=self._store,
             deciders=Deciders(
                 policy=active.policy,

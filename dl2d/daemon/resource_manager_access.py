@@ -11,7 +11,6 @@ from dl2d.core.errors import Unavailable
 from dl2d.core.resource_manager import (
     AccountingManager,
     Anchor,
-    Capabilities,
     ContainerManager,
     RequeuingManager,
     ResourceManager,
@@ -24,60 +23,12 @@ from dl2d.core.resource_manager import (
 _BUSY = "the daemon is busy with the resource manager; try again in a few seconds"
 
 
-class SharedManager:
-    """The resource manager for ticks while requests are served: locked in each call, except in a parallel ``submit``.
-
-    Implements ``ResourceManager``.
-    """
-
-    def __init__(
-        self, manager: ResourceManager, lock: AbstractContextManager[object], *, parallel_submits: bool
-    ) -> None:
-        self._manager = manager
-        self._lock = lock
-        self._submit_lock = nullcontext() if parallel_submits else lock
-        #: The last complete listing, for requests that need to know little of it.
-        self.last_complete: RmListing | None = None
-
-    def capabilities(self) -> Capabilities:
-        """See ``ResourceManager.capabilities``."""
-        with self._lock:
-            return self._manager.capabilities()
-
-    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
-        """See ``ResourceManager.listing``."""
-        with self._lock:
-            found = self._manager.listing(ended_since, tasks)
-        if not found.incomplete:
-            self.last_complete = found
-        return found
-
-    def submit(self, task: TaskSpec) -> str:
-        """See ``ResourceManager.submit``."""
-        with self._submit_lock:
-            return self._manager.submit(task)
-
-    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
-        """See ``ResourceManager.stop``."""
-        with self._lock:
-            self._manager.stop(jobs, grace)
-
-    def authenticate(self, rm_id: str, proof: str) -> Anchor:
-        """See ``ResourceManager.authenticate``."""
-        with self._lock:
-            return self._manager.authenticate(rm_id, proof)
-
-    def close(self) -> None:
-        """See ``ResourceManager.close``."""
-        self._manager.close()
-
-
 class ManagerAccess:
-    """The resource manager for requests: one request, or one call of a tick, uses it at a time.
+    """The resource manager for ticks and requests: one call of a tick, or one request, uses it at a time.
 
-    Starts are submitted and anchors authenticated beside other calls, if the manager allows it, so that nothing waits
-    for them. A request waits at most ``wait_seconds``, and at most ``max_waiting`` requests wait at once: the threads
-    that serve heartbeats must never all be taken up by it.
+    Implements ``TickManager``. Tasks are submitted and anchors authenticated beside other calls, if the manager allows
+    it, so that nothing waits for them. A request waits at most ``wait_seconds``, and at most ``max_waiting`` requests
+    wait at once: the threads that serve heartbeats must never all be taken up by it.
     """
 
     def __init__(
@@ -92,11 +43,30 @@ class ManagerAccess:
         #: Held while the manager is called.
         self.lock = threading.Lock()
         self.wait_seconds = 10.0
+        self._submit_lock: AbstractContextManager[object] = nullcontext() if parallel_submits else self.lock
+        #: The last complete listing, for requests that need to know little of it.
+        self.last_complete: RmListing | None = None
         self._waiting = threading.BoundedSemaphore(max_waiting)
         self._parallel_authentication = parallel_authentication
         self._authenticating = threading.BoundedSemaphore(max_waiting)
-        #: The manager for ticks.
-        self.shared = SharedManager(manager, self.lock, parallel_submits=parallel_submits > 0)
+
+    def listing(self, ended_since: float | None = None, tasks: Collection[Task] | None = None) -> RmListing:
+        """See ``TickManager.listing``."""
+        with self.lock:
+            found = self.manager.listing(ended_since, tasks)
+        if not found.incomplete:
+            self.last_complete = found
+        return found
+
+    def submit(self, task: TaskSpec) -> str:
+        """See ``TickManager.submit``."""
+        with self._submit_lock:
+            return self.manager.submit(task)
+
+    def stop(self, jobs: Sequence[RmIdentity], grace: float) -> None:
+        """See ``TickManager.stop``."""
+        with self.lock:
+            self.manager.stop(jobs, grace)
 
     def authenticate(self, rm_id: str, proof: str) -> Anchor:
         """Authenticate an anchor, beside other calls if the manager allows it: then it may take long.

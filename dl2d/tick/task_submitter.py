@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from dl2d.core.errors import Dl2dError, MachineFault, ResourceManagerError, StartFailed, Unavailable
-from dl2d.core.resource_manager import ResourceManager, TaskSpec
+from dl2d.core.resource_manager import TaskSpec, TickManager
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class SequentialTaskSubmitter:
     batch = 1_000_000
     unanswered = ()
 
-    def __init__(self, manager: ResourceManager, check_lease: Callable[[], None]) -> None:
+    def __init__(self, manager: TickManager, check_lease: Callable[[], None]) -> None:
         self._manager = manager
         self._check_lease = check_lease
 

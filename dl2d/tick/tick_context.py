@@ -16,7 +16,7 @@ from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence, Policy
-from dl2d.core.resource_manager import ResourceManager, RmIdentity, RmJob, StartAllowance
+from dl2d.core.resource_manager import RmIdentity, RmJob, StartAllowance, TickManager
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.policy_check.policy_call import call_directly
@@ -98,7 +98,7 @@ class Context:
 
     #: Name of the cluster, the first part of every job's key.
     cluster: str
-    manager: ResourceManager
+    manager: TickManager
     store: TickStore
     deciders: Deciders
     task_specs: TaskSpecs

@@ -184,7 +184,7 @@ def _take_registration(
 ) -> Job | None:
     """Keep what a job declares; returns the job that was known before, which a tick may have added meanwhile."""
     # Only the nodes' capacities are needed. A listing for each registration would take from ticks what they may ask.
-    listing, admission = services.manager.shared.last_complete, services.admission()
+    listing, admission = services.manager.last_complete, services.admission()
     if listing is None or not 0 <= services.clock() - listing.at < _RECENT_SECONDS:
         listing = manager.listing()
     try:

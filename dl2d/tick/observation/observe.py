@@ -15,7 +15,7 @@ from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
 from dl2d.core.resize_guard_state import NodeRefusal
-from dl2d.core.resource_manager import ResourceManager, RmJobState, RmListing
+from dl2d.core.resource_manager import RmJobState, RmListing, TickManager
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
 from dl2d.tick.avoided_nodes import node_sets
@@ -55,7 +55,7 @@ class Observed:
     static: LiveJobs
 
 
-def observe(store: TickStore, manager: ResourceManager, ended_since: float | None, *, acts: bool) -> Observed:
+def observe(store: TickStore, manager: TickManager, ended_since: float | None, *, acts: bool) -> Observed:
     """Ask the resource manager for its listing, with static jobs that ended after ``ended_since``; read the store.
 
     A listing without nodes is incomplete: tasks run on some. If dl2d does not act (``acts``), policies decide on static

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
-import time
-from typing import IO
 
 from dl2d.core.errors import Rejected, Unavailable, printable_line
 
@@ -36,7 +33,6 @@ def decommission(
     acting = {"HADOOP_USER_NAME": user, "HADOOP_PROXY_USER": do_as}
     environment = {**os.environ, **{name: value for name, value in acting.items() if value}}
     arguments = [command, "app", "-decommission", service, "-instances", instance]
-    deadline = time.monotonic() + seconds
     try:
         process = subprocess.Popen(
             arguments, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -45,33 +41,19 @@ def decommission(
     except OSError as error:
         raise Unavailable(f"{service}: cannot remove {instance}: {command} could not be run", said=str(error)) from None
     with process:
-        assert process.stderr is not None
-        said, closed = _read_tail(process.stderr, deadline)
-        status = _exit_status(process, deadline) if closed else None
-        if status is None:
+        try:
+            _, output = process.communicate(timeout=seconds)  # until all its processes have closed the error output
+        except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)  # it has not been waited for, so the group is still its own
             raise Unavailable(
-                f"{service}: {instance} was perhaps not removed: {command} did not end in {seconds:g} s", said=said
-            )
-    if status:
-        raise Rejected(f"{service}: {instance} is not removed: {command} ended with status {status}", said=said)
+                f"{service}: {instance} was perhaps not removed: {command} did not end in {seconds:g} s",
+                said=_end_of(error.stderr),
+            ) from None
+    if status := process.returncode:
+        raise Rejected(
+            f"{service}: {instance} is not removed: {command} ended with status {status}", said=_end_of(output)
+        )
 
 
-def _read_tail(output: IO[bytes], deadline: float) -> tuple[str, bool]:
-    """End of an output as one printable line, and whether all its writers have closed it before the deadline."""
-    last, closed = b"", False
-    with selectors.DefaultSelector() as selector:
-        selector.register(output, selectors.EVENT_READ)
-        while not closed and (left := deadline - time.monotonic()) > 0 and selector.select(left):
-            chunk = os.read(output.fileno(), 65536)
-            closed = not chunk
-            last = (last + chunk)[-_MAX_SAID:]
-    return printable_line(last.decode(errors="replace")), closed
-
-
-def _exit_status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """Exit status of a process; None where it has not ended before the deadline."""
-    try:
-        return process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
+def _end_of(output: bytes | None) -> str:
+    return printable_line((output or b"")[-_MAX_SAID:].decode(errors="replace"))

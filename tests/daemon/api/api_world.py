@@ -79,7 +79,7 @@ class ApiWorld(World):
             self.manager, parallel_submits=self.parallel_submits, max_waiting=8,
             parallel_authentication=self.parallel_authentication,
         )  # fmt: skip
-        self.submitter = ParallelTaskSubmitter(self.access.shared.submit, max(1, self.parallel_submits))
+        self.submitter = ParallelTaskSubmitter(self.access.submit, max(1, self.parallel_submits))
         self.health = Health(lambda: self.now)
         self.server = ApiServer("127.0.0.1", 0, self.limits, *self.certificate)
         self.answered = AnsweredHeartbeats(lambda: self.elapsed, lambda: self.timeouts.silent_seconds)
@@ -113,7 +113,7 @@ class ApiWorld(World):
 
     def context(self) -> Context:
         """As the daemon has it: starts are submitted in parallel, and calls take turns with those of requests."""
-        manager, submitter, answered_since = self.access.shared, self.submitter, self.answered.since
+        manager, submitter, answered_since = self.access, self.submitter, self.answered.since
         return replace(super().context(), manager=manager, submitter=submitter, answered_since=answered_since)
 
     def _wake(self) -> None:

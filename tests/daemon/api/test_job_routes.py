@@ -200,7 +200,7 @@ class TestRegistration:
         world.manager.anchors["7"] = Anchor(later, OWNER, "mine", SCRIPT)
         run = {"env": {"SCRATCH": "/scratch/7.1"}}
         is_registering, has_ticked = threading.Event(), threading.Event()
-        list_for_tick = world.access.shared.listing
+        list_for_tick = world.access.listing
         answers = []
 
         def check_of_the_registration(*_):
@@ -214,7 +214,7 @@ class TestRegistration:
             assert is_registering.wait(30)
             return listed
 
-        monkeypatch.setattr(world.access.shared, "listing", listing_of_the_tick)
+        monkeypatch.setattr(world.access, "listing", listing_of_the_tick)
         world.tick()
         assert world.store.job(later).launch.env != (("SCRATCH", "/scratch/7.1"),)
         has_ticked.set()
