@@ -150,9 +150,11 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         matches = match(listing)
     static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
     calling_since = update_calling_since(
-        state.calling_since, before.jobs, listing.at, now, silent_seconds, context.answered_since
+        state.calling_since, before.jobs, listing.at, now, silent_seconds, context.last_heartbeat
     )
-    starting = {job.key: found for job in before.jobs if (found := context.starting(job.key)) is not None}
+    starting = {
+        job.key: found for job in before.jobs if (found := context.last_heartbeat(job.key).starting) is not None
+    }
     running_by = listing.at - _BOOT_PERIODS * timeouts.start_seconds
     not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
@@ -429,7 +431,8 @@ def _silence_of(
     anchor = listed.get(tag)
     if job.coordinator_end:
         return Silence(job.coordinator_end)
-    if context.ending(job.key):
+    heartbeat = context.last_heartbeat(job.key)
+    if heartbeat.ending:
         return Silence("its training is done, and its tasks end")
     if anchor is not None and anchor.state is RmJobState.ENDING:
         return Silence("the resource manager is ending its coordinator")
@@ -442,7 +445,7 @@ def _silence_of(
     if job.key in calling:
         # The one heartbeat may be from before the silence; if the training has ended since, the next one says so.
         once = "its coordinator has reported only once since it was silent"
-        return Silence(once) if context.after_gap(job.key) else None
+        return Silence(once) if heartbeat.after_gap else None
     silent_for = at - job.progress.at
     if not job.progress.at or silent_for <= 0:  # it has never reported, or the clock was set back
         return Silence("its coordinator is silent")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode_and_canary import Canary, Mode
@@ -92,6 +93,21 @@ class Timeouts:
     start_failures: int = 3
 
 
+class LastHeartbeat(NamedTuple):
+    """The last heartbeat of a job that was answered; by default, that none is known."""
+
+    #: Since when its heartbeats have been answered without a gap of ``Timeouts.silent_seconds``, and when this one was,
+    #: by ``Context.timer``.
+    since: float | None = None
+    at: float = 0.0
+    #: Ids of the tasks whose dl2-run had reached the coordinator and that had not joined yet; None if it did not say.
+    starting: Collection[str] | None = None
+    #: Whether the job's training was done, so that its tasks end.
+    ending: bool = False
+    #: Whether it was the first after a gap: it may have been sent before the gap.
+    after_gap: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """What a tick works with."""
@@ -137,17 +153,8 @@ class Context:
     final_states: Callable[[Collection[str]], Sequence[RmJob]] = lambda handles: ()  # noqa: ARG005
     #: See ``RequeuingManager.requeue``; None where anchors hold no room, or cannot be put back into the queue.
     requeue: Callable[[RmIdentity, float], None] | None = None
-    #: Since when the heartbeats of a job have been answered without a gap of ``Timeouts.silent_seconds``, by ``timer``;
-    #: None if that is not known.
-    answered_since: Callable[[JobKey], float | None] = lambda job: None  # noqa: ARG005
-    #: Ids of the tasks of a job whose dl2-run has reached its coordinator and that have not joined yet, as it said
-    #: last; None if it did not say.
-    starting: Callable[[JobKey], Collection[str] | None] = lambda job: None  # noqa: ARG005
-    #: Whether the coordinator of a job said last that its training is done, so that its tasks end.
-    ending: Callable[[JobKey], bool] = lambda job: False  # noqa: ARG005
-    #: Whether the last heartbeat of a job was the first after a gap of ``Timeouts.silent_seconds``: it may have been
-    #: sent before the gap.
-    after_gap: Callable[[JobKey], bool] = lambda job: False  # noqa: ARG005
+    #: The last heartbeat of a job.
+    last_heartbeat: Callable[[JobKey], LastHeartbeat] = lambda job: LastHeartbeat()  # noqa: ARG005
     #: How many tasks may be submitted now (``RateLimitedManager.start_allowance``); None: any number.
     start_allowance: Callable[[], StartAllowance] | None = None
     #: Submits the tasks of a plan; None: one after the other.

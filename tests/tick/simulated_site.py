@@ -290,7 +290,7 @@ class Daemon:
         self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
         self.context = replace(
             site.world.context(), store=Calls(self, site.store), manager=Calls(self, site.manager), timer=self.timer,
-            answered_since=self.answered.since,
+            last_heartbeat=self.answered.last,
         )  # fmt: skip
 
     def clock(self) -> float:
@@ -305,7 +305,7 @@ class Daemon:
         site.term += 1
         site.leader, self.term = self, site.term
         self.answered = AnsweredHeartbeats(self.timer, lambda: _TIMEOUTS.silent_seconds)
-        self.context = replace(self.context, answered_since=self.answered.since)
+        self.context = replace(self.context, last_heartbeat=self.answered.last)
         self.state = TickState(slot=site.store.last_slot_number())
 
     def count_call(self, name: str) -> None:

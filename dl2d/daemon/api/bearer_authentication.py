@@ -136,8 +136,9 @@ class HeartbeatRoute(JobRoute):
         """Refuse a request without the job's credential, and one too many."""
         super().admit(request)
         slug, services = request.path_params["slug"], _services(request)
-        if services.owners.has_ended(slug):
-            allowed = services.rate.take(f"ended/{services.owners.uid(slug)}", self._tokens(request))
+        uid, has_ended = services.owners.of(slug)
+        if has_ended:
+            allowed = services.rate.take(f"ended/{uid}", self._tokens(request))
         else:
             allowed = services.heartbeat_rate.take(slug, self._tokens(request))
         if not allowed:
@@ -146,7 +147,7 @@ class HeartbeatRoute(JobRoute):
     async def serve(self, request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
         """Answer an admitted request in a turn of its job and then of its user, once it has arrived whole."""
         slug, services = request.path_params["slug"], _services(request)
-        if services.owners.has_ended(slug):
+        if services.owners.of(slug)[1]:
             await _drop_body(request)
             return JSONResponse(stop_answer(services.heartbeat_seconds()))
         cost = await self.receive_body(request)
@@ -156,7 +157,7 @@ class HeartbeatRoute(JobRoute):
         tokens, taken = cost // COST_PER_REQUEST, self._tokens(request)
         if too_many_wait or not services.heartbeat_rate.take(slug, tokens, taken=taken):
             raise too_many(TOO_MANY_HEARTBEATS)
-        uid = services.owners.uid(slug)
+        uid, _ = services.owners.of(slug)
         user = f"job {slug}" if uid is None else f"user {uid}"  # the first heartbeat of a job tells whose it is
         connection = connection_of(request)
         async with turns.turn(slug, connection), services.heartbeat_user_turns.turn(user, connection):

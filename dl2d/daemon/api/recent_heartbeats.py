@@ -9,26 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from dl2d.core.jobs import JobKey
 from dl2d.daemon.api.limited_size_dict import NewestEntries
+from dl2d.tick.tick_context import LastHeartbeat
 
 #: Jobs that are remembered, and processes of a job: it has one coordinator, and a new one after each death.
 _MAX_JOBS, _MAX_SENDERS = 100_000, 64
-
-
-class _Answered(NamedTuple):
-    """The last heartbeat of a job that was answered."""
-
-    #: Since when its heartbeats have been answered without a gap, and when this one was.
-    since: float
-    last: float
-    #: Which of the job's tasks were starting, and whether all were ending, as it said.
-    starting: frozenset[str] | None
-    ending: bool
-    #: Whether it was the first after a gap.
-    after_gap: bool
+_NONE = LastHeartbeat()
 
 
 class AnsweredHeartbeats:
@@ -43,44 +31,22 @@ class AnsweredHeartbeats:
     ) -> None:
         self._timer, self._silent_seconds = timer, silent_seconds
         self._lock = threading.Lock()
-        self._answered = NewestEntries[JobKey, _Answered](_MAX_JOBS)
+        self._answered = NewestEntries[JobKey, LastHeartbeat](_MAX_JOBS)
 
     def note(self, job: JobKey, starting: Collection[str] | None = None, *, ending: bool = False) -> None:
         """Note an answer, to a heartbeat with these tasks that are starting; ``ending``: its training is done."""
         with self._lock:
             now = self._timer()
-            before = self._answered.get(job)
-            after_gap = before is not None and now - before.last > self._silent_seconds()
-            since = now if before is None or after_gap else before.since
+            before = self._answered.get(job, _NONE)
+            after_gap = before.since is not None and now - before.at > self._silent_seconds()
+            since = now if before.since is None or after_gap else before.since
             starts = None if starting is None else frozenset(starting)
-            self._answered[job] = _Answered(since, now, starts, ending, after_gap)
+            self._answered[job] = LastHeartbeat(since, now, starts, ending, after_gap)
 
-    def since(self, job: JobKey) -> float | None:
-        """Since when without a gap; None if none of its heartbeats was answered."""
-        answered = self._last(job)
-        return None if answered is None else answered.since
-
-    def starting(self, job: JobKey) -> frozenset[str] | None:
-        """Ids of the tasks whose dl2-run had reached the coordinator at its last heartbeat, and that had not joined.
-
-        None if it did not say, or none of its heartbeats was answered.
-        """
-        answered = self._last(job)
-        return None if answered is None else answered.starting
-
-    def ending(self, job: JobKey) -> bool:
-        """Whether the job's training was done at its last heartbeat, so that its tasks end."""
-        answered = self._last(job)
-        return answered is not None and answered.ending
-
-    def after_gap(self, job: JobKey) -> bool:
-        """Whether its last heartbeat was the first after a gap: it may have been sent before the gap."""
-        answered = self._last(job)
-        return answered is not None and answered.after_gap
-
-    def _last(self, job: JobKey) -> _Answered | None:
+    def last(self, job: JobKey) -> LastHeartbeat:
+        """The last heartbeat of a job."""
         with self._lock:
-            return self._answered.get(job)
+            return self._answered.get(job, _NONE)
 
 
 class JobOwners:
@@ -92,22 +58,17 @@ class JobOwners:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         #: By job, the uid of its user and whether it has ended.
-        self._jobs = NewestEntries[str, tuple[int, bool]](_MAX_JOBS)
+        self._jobs = NewestEntries[str, tuple[int | None, bool]](_MAX_JOBS)
 
     def note(self, slug: str, uid: int, *, ended: bool) -> None:
         """Remember a job of a user."""
         with self._lock:
             self._jobs[slug] = uid, ended
 
-    def uid(self, slug: str) -> int | None:
-        """The uid of a job's user; None where it is not remembered."""
+    def of(self, slug: str) -> tuple[int | None, bool]:
+        """The uid of a job's user, None where it is not remembered, and whether the job is known to have ended."""
         with self._lock:
-            return self._jobs.get(slug, (None, False))[0]
-
-    def has_ended(self, slug: str) -> bool:
-        """Whether a job is known to have ended."""
-        with self._lock:
-            return self._jobs.get(slug, (None, False))[1]
+            return self._jobs.get(slug, (None, False))
 
 
 class TakenHeartbeats:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dl2d.core.jobs import Job, JobKey
 from dl2d.core.resource_manager import RmListing
+from dl2d.tick.tick_context import LastHeartbeat
 
 #: A recorded time that is more than this in the future was written before the clock was set back, seconds.
 MAX_FUTURE_SECONDS = 60.0
@@ -92,16 +93,16 @@ def update_calling_since(
     at: float,
     now: float,
     silent_seconds: float,
-    answered_since: Callable[[JobKey], float | None] = lambda job: None,  # noqa: ARG005
+    last_heartbeat: Callable[[JobKey], LastHeartbeat] = lambda job: LastHeartbeat(),  # noqa: ARG005
 ) -> dict[JobKey, float]:
     """Since when each job's coordinator has called without a gap of ``silent_seconds``; silent ones are left out.
 
     ``at`` and ``now`` are one moment, by the wall clock and by the monotonic clock of the result. ``before`` is the
     result of the last tick.
     It is empty after a restart of the daemon, so that all coordinators begin anew: which tasks they were told to drain
-    before is not known. ``answered_since`` is ``Context.answered_since``: between two ticks, of which some may have
-    failed, there may have been a gap.
+    before is not known. ``last_heartbeat`` is that of ``Context``: between two ticks, of which some may have failed,
+    there may have been a gap.
     """
     calling = [job.key for job in jobs if has_called(job, at, silent_seconds)]
-    known = {key: since for key in calling if (since := answered_since(key)) is not None}
+    known = {key: since for key in calling if (since := last_heartbeat(key).since) is not None}
     return {key: max(before.get(key, now), known.get(key, -math.inf)) for key in calling}

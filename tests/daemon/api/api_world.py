@@ -113,8 +113,8 @@ class ApiWorld(World):
 
     def context(self) -> Context:
         """As the daemon has it: starts are submitted in parallel, and calls take turns with those of requests."""
-        manager, submitter, answered_since = self.access, self.submitter, self.answered.since
-        return replace(super().context(), manager=manager, submitter=submitter, answered_since=answered_since)
+        manager, submitter, last_heartbeat = self.access, self.submitter, self.answered.last
+        return replace(super().context(), manager=manager, submitter=submitter, last_heartbeat=last_heartbeat)
 
     def _wake(self) -> None:
         self.woken += 1
