@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from dl2d.config.settings import Settings
 from dl2d.tick.tick_context import GuardRules, Timeouts
 
@@ -30,14 +32,4 @@ def manager_settings(settings: Settings) -> dict[str, object]:
 
 def timeouts(settings: Settings) -> Timeouts:
     """When a tick gives up waiting for a task or a job."""
-    jobs = settings.jobs
-    return Timeouts(
-        unseen_listings=jobs.unseen_listings,
-        unseen_seconds=jobs.unseen_seconds,
-        silent_seconds=jobs.silent_seconds,
-        start_seconds=jobs.start_seconds,
-        queue_seconds=jobs.queue_seconds,
-        drain_seconds=jobs.drain_seconds,
-        end_seconds=jobs.end_seconds,
-        start_failures=jobs.start_failures,
-    )
+    return Timeouts(**{each.name: getattr(settings.jobs, each.name) for each in fields(Timeouts)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import structlog
 from fastapi import Depends, HTTPException, Request
@@ -201,7 +201,11 @@ class SubmissionRoute(PublicRoute):
             )
 
 
-def job_of_path(slug: str, services: Services = Depends(services_of)) -> Job:
+#: The services, as a parameter of a route.
+OwnServices = Annotated[Services, Depends(services_of)]
+
+
+def job_of_path(slug: str, services: OwnServices) -> Job:
     """The job of a path, of a request that has shown that job's credential."""
     job = services.store.job(JobKey.from_slug(slug))
     if job is None:

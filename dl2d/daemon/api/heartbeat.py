@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, Job, JobRequest, JobState, Progress, Role
@@ -48,6 +48,15 @@ _MIB = 1 << 20
 _MIN_SPEED, _MAX_SPEED = 1e-9, 1e15
 #: Largest number of epochs, and largest absolute value of a loss, that a report may state.
 _MAX_EPOCH, _MAX_LOSS = 1e12, 1e30
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+#: A number, 0 and none if it is not finite.
+_Finite = Annotated[float, AfterValidator(lambda value: _finite(value) or 0.0)]
+_FiniteOrNone = Annotated[float | None, AfterValidator(_finite)]
 
 
 class _Message(BaseModel):
@@ -106,8 +115,8 @@ class Member(_Message):
 class Suspension(_Message):
     """How long workers had to wait with a finished push, milliseconds."""
 
-    p50: float = 0.0
-    max: float = 0.0
+    p50: _Finite = 0.0
+    max: _Finite = 0.0
 
 
 class PlanReport(_Message):
@@ -120,11 +129,11 @@ class PlanReport(_Message):
     added: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     removed: Annotated[tuple[_TaskId, ...], Field(max_length=MAX_MEMBERS, fail_fast=True)] = ()
     moved_bytes: _Count = 0
-    prepare_ms: float = 0.0
-    move_ms: float = 0.0
+    prepare_ms: _Finite = 0.0
+    move_ms: _Finite = 0.0
     suspension_ms: Suspension = Suspension()
-    longest_step_ms: float | None = None
-    median_step_ms: float | None = None
+    longest_step_ms: _FiniteOrNone = None
+    median_step_ms: _FiniteOrNone = None
 
 
 class Result(_Message):
@@ -405,29 +414,14 @@ def _plans(plans: tuple[PlanReport, ...], at: float, most: int) -> tuple[Runtime
 
 def _plan(plan: PlanReport, at: float, added: tuple[str, ...], removed: tuple[str, ...]) -> RuntimePlan:
     return RuntimePlan(
-        number=plan.number,
-        at=at,
-        first_version=plan.first_version,
-        workers=plan.workers,
-        servers=plan.servers,
-        added=added,
-        removed=removed,
-        moved_bytes=plan.moved_bytes,
-        prepare_ms=_finite(plan.prepare_ms) or 0.0,
-        move_ms=_finite(plan.move_ms) or 0.0,
-        suspension_p50_ms=_finite(plan.suspension_ms.p50) or 0.0,
-        suspension_max_ms=_finite(plan.suspension_ms.max) or 0.0,
-        longest_step_ms=_finite(plan.longest_step_ms),
-        median_step_ms=_finite(plan.median_step_ms),
-    )
+        at=at, added=added, removed=removed,
+        suspension_p50_ms=plan.suspension_ms.p50, suspension_max_ms=plan.suspension_ms.max,
+        **plan.model_dump(exclude={"added", "removed", "suspension_ms"}),
+    )  # fmt: skip
 
 
 def _plain(text: str | None) -> str:
     return printable(text or "", keep="\n\t")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _within(value: float | None, least: float, most: float) -> float | None:

@@ -24,11 +24,11 @@ from dl2d.daemon.api.bearer_authentication import (
     TOO_MANY_HEARTBEATS,
     ContainerRoute,
     HeartbeatRoute,
+    OwnServices,
     PublicRoute,
     SubmissionRoute,
     job_of_path,
     refuse_clear_text,
-    services_of,
     shows_submission_credential,
 )
 from dl2d.daemon.api.heartbeat import Heartbeat, receive, stop_answer, targets
@@ -112,7 +112,7 @@ class Submission(_Body):
 
 
 @_public.get("/v1/health")
-def health(request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
+def health(request: Request, services: OwnServices) -> dict[str, object]:
     """State of the daemon, for anybody who asks; the last error, for the daemon's account."""
     status = services.health.status()
     details: dict[str, object] = {}
@@ -134,13 +134,13 @@ def health(request: Request, services: Services = Depends(services_of)) -> dict[
 
 
 @_public.get("/metrics")
-def metrics(services: Services = Depends(services_of)) -> Response:
+def metrics(services: OwnServices) -> Response:
     """Metrics in Prometheus' text format."""
     return Response(services.health.metrics(), media_type=CONTENT_TYPE_LATEST)
 
 
 @_public.post("/v1/register")
-def register(body: Registration, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
+def register(body: Registration, request: Request, services: OwnServices) -> dict[str, object]:
     """Register an anchor that the resource manager authenticates; doing it again changes nothing."""
     refuse_clear_text(request)
     anchor = services.manager.authenticate(body.rm_id, body.proof)
@@ -165,9 +165,7 @@ def register(body: Registration, request: Request, services: Services = Depends(
 
 
 @_public.post("/v1/authenticate")
-def authenticate(
-    body: Authentication, request: Request, services: Services = Depends(services_of)
-) -> dict[str, object]:
+def authenticate(body: Authentication, request: Request, services: OwnServices) -> dict[str, object]:
     """Verify whose job it is, as a registration does, and register nothing: for checks of an installation."""
     refuse_clear_text(request)
     anchor = services.manager.authenticate(body.rm_id, body.proof)
@@ -211,9 +209,7 @@ def _take_registration(
 
 
 @_heartbeats.post("/v1/jobs/{slug}/heartbeat")
-def heartbeat(
-    beat: Heartbeat, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
-) -> dict[str, object]:
+def heartbeat(beat: Heartbeat, services: OwnServices, job: Job = Depends(job_of_path)) -> dict[str, object]:
     """Take a coordinator's report, and answer with the tasks that should be members of its job."""
     at = services.clock()
     services.owners.note(job.key.slug, job.owner.uid, ended=job.state.ended)
@@ -280,9 +276,7 @@ class ContainerBody(_Request):
 
 
 @_containers.post("/v1/jobs/{slug}/containers")
-def container(
-    body: ContainerBody, job: Job = Depends(job_of_path), services: Services = Depends(services_of)
-) -> dict[str, object]:
+def container(body: ContainerBody, services: OwnServices, job: Job = Depends(job_of_path)) -> dict[str, object]:
     """Take a container's report, and answer with the task that it is to start, or whether to end the one it runs."""
     manager = services.manager.manager
     if not isinstance(manager, ContainerManager):
@@ -346,7 +340,7 @@ def _launch_of(task_id: str, job: Job, services: Services) -> dict[str, object] 
 
 
 @_of_submission.post("/v1/jobs")
-def submit(body: Submission, request: Request, services: Services = Depends(services_of)) -> dict[str, object]:
+def submit(body: Submission, request: Request, services: OwnServices) -> dict[str, object]:
     """Take a job for the daemon to start."""
     mode = services.mode()
     if not mode.acts:
@@ -383,7 +377,7 @@ def _refuse_duplicate(name: str, store: SqlStore) -> None:
 
 
 @_of_submission.delete("/v1/jobs/{slug}")
-def cancel(slug: str, services: Services = Depends(services_of)) -> dict[str, object]:
+def cancel(slug: str, services: OwnServices) -> dict[str, object]:
     """Cancel a job by slug, id or name."""
     try:
         job = StoreViews(services.store).find(slug)

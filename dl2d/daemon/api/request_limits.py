@@ -158,16 +158,19 @@ class FairTurns:
         return len(self._waiting.get(client, ()))
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, connection: Waiting) -> AsyncIterator[None]:
-        """A turn; raises HTTPException where the connection of the request is closed while it waits."""
-        await self.take(client, connection)
+    async def turn(self, client: str, connection: Waiting, seconds: float | None = None) -> AsyncIterator[None]:
+        """A turn; raises HTTPException if the client closes its connection while it waits, or waits for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._take(client, connection)
+        except TimeoutError:
+            raise _later(503, "the daemon answers many users now") from None
         try:
             yield
         finally:
-            self.give_back(client)
+            self._give_back(client)
 
-    async def take(self, client: str, connection: Waiting) -> None:
-        """Wait for a turn, which is to be given back; raises as ``turn``."""
+    async def _take(self, client: str, connection: Waiting) -> None:
         if connection.closing:
             raise client_gone()
         if self._free and self._held[client] < self._each:
@@ -179,13 +182,12 @@ class FairTurns:
             await granted
         except BaseException:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self.give_back(client)  # granted, and cancelled before it was noticed
+                self._give_back(client)  # granted, and cancelled before it was noticed
             else:
                 self._forget(client, granted)
             raise
 
-    def give_back(self, client: str) -> None:
-        """End a turn of a client."""
+    def _give_back(self, client: str) -> None:
         if self._pause:
             asyncio.get_running_loop().call_later(self._pause, self._end, client)
         else:
@@ -246,7 +248,7 @@ class UserTurns:
         """A turn to verify a credential; raises HTTPException, with the time after which to try again."""
         if self._authenticating.waiting(address) >= _MAX_WAITING:
             raise too_many("requests of users of this address")
-        async with self._turn(self._authenticating, address, connection):
+        async with self._authenticating.turn(address, connection, self._seconds):
             yield
 
     @contextlib.asynccontextmanager
@@ -258,22 +260,10 @@ class UserTurns:
             raise too_many("requests of this user")
         self._users.add(uid)
         try:
-            async with self._turn(self._viewing, str(uid), connection):
+            async with self._viewing.turn(str(uid), connection, self._seconds):
                 yield
         finally:
             self._users.remove(uid)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, turns: FairTurns, client: str, connection: Connection) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await turns.take(client, connection)
-        except TimeoutError:
-            raise _later(503, "the daemon answers many users now") from None
-        try:
-            yield
-        finally:
-            turns.give_back(client)
 
 
 def too_many(what: str) -> HTTPException:
