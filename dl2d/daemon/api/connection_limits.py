@@ -10,7 +10,7 @@ import contextlib
 import ipaddress
 import socket
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -123,18 +123,6 @@ def _make_way(connections: dict[int, AcceptedSocket]) -> bool:
     return False
 
 
-class Waiting(Protocol):
-    """What waits for a turn."""
-
-    #: Granted when the turn comes; fails where the client has gone.
-    turn: asyncio.Future[None] | None
-
-    @property
-    def closing(self) -> bool:
-        """Whether the connection is closed or being closed."""
-        ...
-
-
 class AcceptedSocket(socket.socket):
     """Socket of an accepted connection. A TLS handshake has as long as a request, ``request_seconds``."""
 
@@ -144,7 +132,7 @@ class AcceptedSocket(socket.socket):
         self.group = group
         #: uvicorn's handler; None before it is made.
         self.connection: Connection | None = None
-        #: The turn that its TLS handshake waits for.
+        #: The turn that its TLS handshake waits for: granted when it comes; fails where the client has gone.
         self.turn: asyncio.Future[None] | None = None
         seconds = table.limits.request_seconds
         self._deadline: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(seconds, self.abort)
@@ -162,7 +150,7 @@ class AcceptedSocket(socket.socket):
 
     @property
     def closing(self) -> bool:
-        """See ``Waiting``."""
+        """Whether it is closed or being closed."""
         return self.fileno() < 0
 
     def clear_deadline(self) -> None:
@@ -186,12 +174,12 @@ class Connection(H11Protocol):
         self.app_state = {**self.app_state, "connection": self}
         #: Whether the present request has shown the credential that its route asks for.
         self.authenticated = False
-        #: The turn that the present request waits for.
+        #: The turn that the present request waits for, in the same way.
         self.turn: asyncio.Future[None] | None = None
 
     @property
     def closing(self) -> bool:
-        """See ``Waiting``."""
+        """Whether it is closed or being closed."""
         return self.transport.is_closing()
 
     @property

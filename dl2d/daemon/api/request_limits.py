@@ -14,7 +14,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 
 from dl2d.core.job_request_parser import MAX_LAUNCH_BYTES
-from dl2d.daemon.api.connection_limits import Connection, Waiting, client_gone, client_group
+from dl2d.daemon.api.connection_limits import AcceptedSocket, Connection, client_gone, client_group
 from dl2d.daemon.api.limited_size_dict import NewestEntries
 
 #: Requests without a credential that an address may send at once, in seconds of its rate.
@@ -158,7 +158,9 @@ class FairTurns:
         return len(self._waiting.get(client, ()))
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, connection: Waiting, seconds: float | None = None) -> AsyncIterator[None]:
+    async def turn(
+        self, client: str, connection: AcceptedSocket | Connection, seconds: float | None = None
+    ) -> AsyncIterator[None]:
         """A turn; raises HTTPException if the client closes its connection while it waits, or waits for so long."""
         try:
             async with asyncio.timeout(seconds):
@@ -170,7 +172,7 @@ class FairTurns:
         finally:
             self._give_back(client)
 
-    async def _take(self, client: str, connection: Waiting) -> None:
+    async def _take(self, client: str, connection: AcceptedSocket | Connection) -> None:
         if connection.closing:
             raise client_gone()
         if self._free and self._held[client] < self._each:

@@ -18,8 +18,8 @@ from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission.sbatch_backend import JobControl
 from dl2d_slurm.submission.submission import basic_arguments
-from dl2d_slurm.submission.submission_backends import JobControl
 
 _FIELDS = ("JobID", "State", "NodeList", "exit_code", "Reason", "Comment")
 _REPORT = "dl2d probe: "

@@ -22,7 +22,7 @@ from dl2d.core.errors import Rejected, Unavailable
 from dl2d_slurm.commands.commands import UMASK, Answer, Commands, failure, installed_version, privileged_users
 from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, RpcRate, is_overloaded
 from dl2d_slurm.submission.job_description import job_description
-from dl2d_slurm.submission.sbatch_backend import CommandControl
+from dl2d_slurm.submission.sbatch_backend import JobControl
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class _Reply(msgspec.Struct):
     refused: str = ""
 
 
-class PyslurmControl:
+class PyslurmControl(JobControl):
     """``JobControl`` by pyslurm, which submits, and scancel. Thread-safe.
 
     Slurm's library may hang or crash: a call has a deadline, at which its process is killed, and a later call starts
@@ -79,7 +79,8 @@ class PyslurmControl:
         timer: Callable[[], float],
     ) -> None:
         self._python = python or sys.executable
-        self._commands, self._by_commands, self._rate = commands, CommandControl(commands), rate
+        super().__init__(commands)
+        self._rate = rate
         self._time_limit = time_limit
         self._environment = dict(environment)
         self._timer = timer
@@ -127,10 +128,6 @@ class PyslurmControl:
         if reply.refused:
             raise Rejected("the job cannot be submitted with backend: pyslurm", said=reply.refused)
         return answer
-
-    def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
-        """See ``JobControl``. One scancel."""
-        return self._by_commands.cancel(jobs, state=state, signal=signal)
 
     def close(self) -> None:
         """See ``JobControl``. Ends the processes, whatever they do; none is started again."""

@@ -14,21 +14,28 @@ from dl2d_slurm.commands.commands import Answer, Commands
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 
 
-class CommandControl:
-    """``JobControl`` by sbatch and scancel."""
+class JobControl:
+    """Submits and cancels jobs: here by one sbatch and one scancel, in subclasses otherwise. Thread-safe.
+
+    An answer that is not good has Slurm's own words, mostly the same in all backends. All methods raise ``Unavailable``
+    where there is no answer.
+    """
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
 
     def check(self) -> None:
-        """See ``JobControl``; commands are checked when they are run."""
+        """Check that the backend can be used; commands are checked when they are run."""
 
     def privileged(self) -> Collection[int]:
-        """See ``JobControl``. sbatch takes ``--uid`` of nobody but root."""
+        """Ids of the users who may submit jobs of other users: sbatch takes ``--uid`` of nobody but root."""
         return (0,)
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
-        """See ``JobControl``. One sbatch."""
+        """Submit a batch job with options of sbatch and more variables for its environment.
+
+        Raises ``Rejected`` for what the backend cannot pass on unchanged, by its name.
+        """
         for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
             _check_bytes(what, text)
         answer = self._commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
@@ -36,13 +43,13 @@ class CommandControl:
         return answer if submitted is None else replace(answer, job_id=submitted[1])
 
     def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
-        """See ``JobControl``. One scancel."""
+        """Cancel jobs, or only send a signal to their batch scripts; only those in a state where one is given."""
         only = (f"--state={state}",) if state else ()
         sent = (f"--signal={signal}", "--batch") if signal else ()
         return self._commands.run("scancel", *only, *sent, *jobs)
 
     def close(self) -> None:
-        """See ``JobControl``; nothing to close."""
+        """Close connections."""
 
 
 def _with_plain_output(options: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from dl2d_slurm.commands.commands import Answer, Commands, privileged_users
 from dl2d_slurm.commands.rpc_rate import RpcRate, is_overloaded
 from dl2d_slurm.submission.job_description import job_description
 from dl2d_slurm.submission.json_web_token import JsonWebToken
+from dl2d_slurm.submission.sbatch_backend import JobControl
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
@@ -65,7 +66,7 @@ class _Reply(msgspec.Struct):
     pings: tuple[_Ping, ...] = ()
 
 
-class RestControl:
+class RestControl(JobControl):
     """``JobControl`` by calls of slurmrestd. Thread-safe.
 
     Each call opens its own connection, so that what is left of another answer is never read.
@@ -103,7 +104,8 @@ class RestControl:
             timeout=time_limit,
             trust_env=False,
         )
-        self._address, self._commands, self._rate = address, commands, rate
+        super().__init__(commands)
+        self._address, self._rate = address, rate
         self._time_limit = time_limit
         self._environment = dict(environment)
         self._token = JsonWebToken(commands, timer)

@@ -1,19 +1,18 @@
-"""What submits and cancels jobs: the contract of backends, and which of them a daemon uses."""
+"""Which backend of a daemon submits and cancels jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from dl2d.core.errors import ConfigError, Rejected
-from dl2d_slurm.commands.commands import Answer, Commands
+from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.settings import Backend, SlurmSettings
 from dl2d_slurm.submission.job_description import job_fields
 from dl2d_slurm.submission.pyslurm_backend import PyslurmControl
-from dl2d_slurm.submission.sbatch_backend import CommandControl
+from dl2d_slurm.submission.sbatch_backend import JobControl
 from dl2d_slurm.submission.slurmrestd_backend import RestControl
 
 log = structlog.get_logger(__name__)
@@ -63,7 +62,7 @@ def job_control(
     backend, why = chosen_backend(settings, uid)
     log.info("backend of Slurm", backend=backend, why=why)
     if backend is Backend.COMMAND:
-        return CommandControl(commands)
+        return JobControl(commands)
     try:
         job_fields(settings.sbatch_options, backend)
     except Rejected as error:
@@ -79,28 +78,3 @@ def job_control(
         settings.slurmrestd, commands, rate,
         time_limit=settings.command_timeout_seconds, environment=environment, timer=timer,
     )  # fmt: skip
-
-
-class JobControl(Protocol):
-    """Submits and cancels jobs. An answer that is not good has Slurm's own words, mostly the same in all backends.
-
-    All methods raise ``Unavailable`` where there is no answer.
-    """
-
-    def check(self) -> None:
-        """Check that the backend can be used."""
-
-    def privileged(self) -> Collection[int]:
-        """Ids of the users who may submit jobs of other users."""
-
-    def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
-        """Submit a batch job with options of sbatch and more variables for its environment.
-
-        Raises ``Rejected`` for what the backend cannot pass on unchanged, by its name.
-        """
-
-    def cancel(self, jobs: Sequence[str], *, state: str = "", signal: str = "") -> Answer:
-        """Cancel jobs, or only send a signal to their batch scripts; only those in a state where one is given."""
-
-    def close(self) -> None:
-        """Close connections."""
