@@ -119,8 +119,13 @@ def test_the_standby_redirects_and_takes_over(cluster: YarnCluster) -> None:
 
         decommission(cluster.command(), "sleeper", "two-0")
         service = read_service(both, "sleeper")
-        assert service.decommissioned == {"one": set(), "two": {0}, "three": set()}
-        assert service.sizes == {"one": 1, "two": 0, "three": 1}
+        decommissioned = {name: component.decommissioned for name, component in service.components.items()}
+        assert decommissioned == {"one": frozenset(), "two": {0}, "three": frozenset()}
+        assert {name: component.size for name, component in service.components.items()} == {
+            "one": 1,
+            "two": 0,
+            "three": 1,
+        }
         with pytest.raises(Rejected, match="one-7 is not removed"):
             decommission(cluster.command(), "no-such-service", "one-7")
 

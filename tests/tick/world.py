@@ -29,7 +29,7 @@ from dl2d.testing import MemoryStore, make_job, make_nodes
 from dl2d.tick.record import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
-from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts
+from dl2d.tick.tick_context import Context, Deciders, GuardRules, LastHeartbeat, Timeouts
 from dl2d.tick.tick_state import TickState
 
 
@@ -162,9 +162,9 @@ class World:
             grace_seconds=1.0,
             allow_changes=self.allow_changes,
             final_states=self.final_states,
-            starting=lambda job: self.starting,
-            ending=lambda job: job in self.ending,
-            after_gap=lambda job: job in self.after_gap,
+            last_heartbeat=lambda job: LastHeartbeat(
+                starting=self.starting, ending=job in self.ending, after_gap=job in self.after_gap
+            ),
             timer=lambda: self.elapsed,
         )
 

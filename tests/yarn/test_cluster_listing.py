@@ -95,9 +95,11 @@ def test_unknown_states_and_units_are_reported() -> None:
 def test_a_service() -> None:
     client = client_of(lambda _request: httpx2.Response(200, content=json.dumps(service(worker=2, ps=1))))
     read = read_service(client, "dl2-1-1795581700")
-    assert (read.use, read.sizes) == (ServiceUse.RESIZABLE, {"worker": 2, "ps": 1})
+    sizes = {name: component.size for name, component in read.components.items()}
+    assert (read.use, sizes) == (ServiceUse.RESIZABLE, {"worker": 2, "ps": 1})
     container = "container_1795581702976_0001_01_%06d"
-    assert read.containers == {"worker": {0: container % 2, 1: container % 3}, "ps": {0: container % 4}}
+    containers = {name: component.containers for name, component in read.components.items()}
+    assert containers == {"worker": {0: container % 2, 1: container % 3}, "ps": {0: container % 4}}
 
 
 def test_secrets_of_a_service_are_not_in_what_is_logged_of_it() -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import Unavailable
+from dl2d.core.jobs import Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources, too_small_everywhere
 from dl2d_yarn.rest_client import RestClient
@@ -233,25 +234,36 @@ class ClusterListing:
 
 
 @dataclass(frozen=True, slots=True)
+class ComponentDescription:
+    """What YARN says of one component of a service."""
+
+    #: Number of containers, as was asked for last.
+    size: int = 0
+    #: Ids of containers whose processes may run, by their positions.
+    containers: Mapping[int, str] = field(default_factory=dict)
+    #: Ids of containers that have ended, where there are no other ones.
+    dead: tuple[str, ...] = ()
+    #: Decommissioned positions.
+    decommissioned: frozenset[int] = frozenset()
+    #: Demand of a container, as directives have it.
+    demand: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceDescription:
     """What YARN says of one service: its state, components and configuration."""
 
     use: ServiceUse
-    #: Number of containers of each component, as was asked for last.
-    sizes: Mapping[str, int]
-    #: Ids of containers whose processes may run, of each component by their positions.
-    containers: Mapping[str, Mapping[int, str]]
-    #: Ids of containers that have ended, of components that have no other ones.
-    dead: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    #: Decommissioned positions of each component.
-    decommissioned: Mapping[str, set[int]] = field(default_factory=dict)
+    components: Mapping[str, ComponentDescription]
     #: Id of its application.
     application_id: str = ""
-    #: Demand of a container of each component, as directives have it.
-    demands: Mapping[str, str] = field(default_factory=dict)
     #: Properties and environment that all components have; secrets are among them.
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def component(self, role: Role) -> ComponentDescription:
+        """The component of a role; an empty one where there is none."""
+        return self.components.get(role.value, ComponentDescription())
 
 
 def read_listing(
@@ -400,28 +412,25 @@ def read_service(client: RestClient, name: str, *, do_as: str = "") -> ServiceDe
     """
     service = client.get(service_path(name), _Service, do_as=do_as)
     use = _meaning(SERVICE_STATES, service.state, f"service {name}")
-    alive: dict[str, dict[int, str]] = {}
-    dead = {}
+    components = {}
     for component in service.components:
         runs = _meaning(COMPONENT_STATES, component.state, f"component {component.name} of {name}")
         if component.containers is None and use is ServiceUse.RESIZABLE:
             raise Unavailable(f"{name}: the answer does not say which containers component {component.name} has")
         containers = component.containers or []
-        alive[component.name] = {
+        alive = {
             _position(container): container.id
             for container in containers
             if _meaning(CONTAINER_STATES, container.state, container.id) and runs
         }
-        if containers and not alive[component.name]:
-            dead[component.name] = tuple(container.id for container in containers)
+        dead = () if alive else tuple(container.id for container in containers)
+        components[component.name] = ComponentDescription(
+            component.number_of_containers, alive, dead, _positions(component), _directive(component.resource)
+        )
     return ServiceDescription(
         use=use,
-        sizes={component.name: component.number_of_containers for component in service.components},
-        containers=alive,
-        dead=dead,
-        decommissioned={component.name: _positions(component) for component in service.components},
+        components=components,
         application_id=service.id,
-        demands={component.name: _directive(component.resource) for component in service.components},
         properties=service.configuration.properties,
         environment=service.configuration.env,
     )
@@ -434,10 +443,10 @@ def _position(container: _Container) -> int:
     return int(match[1])
 
 
-def _positions(component: _Component) -> set[int]:
+def _positions(component: _Component) -> frozenset[int]:
     """Decommissioned positions; names that no container can have are ignored."""
     matches = map(_INSTANCE.fullmatch, component.decommissioned_instances)
-    return {int(match[1]) for match in matches if match is not None}
+    return frozenset(int(match[1]) for match in matches if match is not None)
 
 
 def _directive(demand: _Demand) -> str:

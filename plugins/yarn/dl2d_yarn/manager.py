@@ -444,7 +444,7 @@ class YarnManager:
             raise Denied(f"{rm_id}: the credential does not match the {SECRET_VARIABLE} in service {application.name}")
         given = {key: text for key, text in service.properties.items() if key.startswith(PROPERTY_PREFIX)}
         request = {key.removeprefix(PROPERTY_PREFIX): text for key, text in given.items()}
-        request |= {role.value: service.demands[role.value] for role in TASK_ROLES if role.value in service.demands}
+        request |= {role.value: demand for role in TASK_ROLES if (demand := service.component(role).demand)}
         size = sum(len(key) + len(text) for key, text in request.items())
         if size > MAX_REQUEST_CHARACTERS:
             raise RequestError(

@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.cluster import ANCHOR, task_tag
 from dl2d.core.errors import NotFound, Rejected, ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, Role
@@ -164,8 +165,7 @@ class ServiceChanger:
     def _record_failure(self, service: JobService, reason: str) -> None:
         """Set when the service is tried again, and show the reason at its waiting tasks."""
         service.failures += 1
-        delay = _RETRY_SECONDS * 2.0 ** min(service.failures - 1, 30)
-        service.retry_at = self.timer() + min(delay, _MAX_RETRY_SECONDS)
+        service.retry_at = self.timer() + doubled(_RETRY_SECONDS, service.failures, _MAX_RETRY_SECONDS)
         with self.lock:
             for task in self.tasks.records.of_job(service.job):
                 if task.waits:
@@ -190,7 +190,7 @@ class ServiceChanger:
             wanted = self._needed_sizes(service)
             if not wanted or not self._is_allowed():
                 return
-            shrinks = any(size < found.sizes.get(role.value, 0) for role, size in wanted.items())
+            shrinks = any(size < found.component(role).size for role, size in wanted.items())
             if shrinks and self.services.has_unknown(service):
                 raise Unavailable(f"{service.name} is not made smaller before all its containers are known")
             for role in TASK_ROLES:
@@ -234,14 +234,13 @@ class ServiceChanger:
         if found.use is ServiceUse.RESIZABLE:
             with self.lock:
                 application = self.services.application(service)
-                listed = sum(len(containers) for containers in found.containers.values())
+                listed = sum(len(component.containers) for component in found.components.values())
                 service.all_described = application is not None and listed >= application.containers - 1
                 for role in TASK_ROLES:
-                    name = role.value
+                    component = found.component(role)
                     self.tasks.update_component(
-                        service.job, role, found.sizes.get(name, 0), found.decommissioned.get(name, ()),
-                        found.containers.get(name, {}),
-                    )  # fmt: skip
+                        service.job, role, component.size, component.decommissioned, component.containers
+                    )
         return found
 
     def _remove(self, service: JobService) -> None:
@@ -337,7 +336,7 @@ class ServiceChanger:
         know all of them yet.
         """
         found = self._read_description(service)
-        present = {container for containers in found.containers.values() for container in containers.values()}
+        present = {id_ for component in found.components.values() for id_ in component.containers.values()}
         with self.lock:
             is_complete = found.use is ServiceUse.RESIZABLE and service.all_described
             for task in tasks:
@@ -347,7 +346,7 @@ class ServiceChanger:
     def _end_without_coordinator(self, service: JobService) -> None:
         """End a job whose coordinator's containers end before they report: YARN would start them again and again."""
         found = self._read_description(service)
-        dead = found.dead.get(Role.COORDINATOR.value, ()) if found.use is ServiceUse.RESIZABLE else ()
+        dead = found.component(Role.COORDINATOR).dead if found.use is ServiceUse.RESIZABLE else ()
         now = self.timer()
         since = now - _START_INTERVALS * self.tasks.overdue_seconds
         with self.lock:

@@ -290,8 +290,6 @@ class AssociationLimits:
         self._qos_precedence = KnownQosPrecedence(commands)
         #: By the user for whom they hold; "" for those that hold for several.
         self._limits: Mapping[str, Sequence[AssociationLimit]] = {}
-        #: Maximum time limits of jobs, in the same way.
-        self._max_walls: Mapping[str, Sequence[AssociationLimit]] = {}
         #: ``max_seconds`` of the jobs for which it was asked since.
         self._max_seconds: dict[_Scope, float] = {}
         self._applicable = _ApplicableLimits((), QosPrecedence())
@@ -324,7 +322,7 @@ class AssociationLimits:
         by_reason: set[str] = set()
         for user in ("", *anchors.users):
             for limit in self._limits.get(user, ()):
-                if not (members := anchors.of(limit)):
+                if limit.kind == _MAX_WALL or not (members := anchors.of(limit)):
                     continue
                 # Tasks to which another limit applies count in this one, too.
                 held = anchors.held(limit)
@@ -371,7 +369,7 @@ class AssociationLimits:
         """The maximum time limit of a user's jobs with these options; infinite if there is none."""
         key = user, limit_scope(options)
         if key not in self._max_seconds:
-            limits = (limit for whose in ("", user) for limit in self._max_walls.get(whose, ()))
+            limits = (limit for whose in ("", user) for limit in self._limits.get(whose, ()) if limit.kind == _MAX_WALL)
             applied = (
                 limit
                 for limit in limits
@@ -426,17 +424,14 @@ class AssociationLimits:
             self._failures += 1
             log.warning("cannot read limits of associations and QOS; the last ones stay in use", said=str(error)[:200])
             return
-        limits, max_walls = defaultdict(list), defaultdict(list)
+        limits = defaultdict(list)
         for limit in found:
-            if limit.kind == _MAX_WALL:
-                max_walls[limit.user].append(limit)
-                continue
             # With what others than the tasks of elastic jobs use, by a listing of the same time.
             held = anchors.held(limit)
             held[_SUBMITTED] += anchors.waiting_tasks(limit)
             used = {name: max(0.0, used - held.get(name, 0.0)) for name, used in limit.used.items()}
             limits[limit.user].append(replace(limit, used=used))
-        self._limits, self._max_walls, self._failures = limits, max_walls, 0
+        self._limits, self._failures = limits, 0
         self._applicable, self._max_seconds = _ApplicableLimits(found, precedence), {}
         self._answered_at, self._others = now, jobs.others
 
