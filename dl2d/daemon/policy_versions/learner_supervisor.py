@@ -29,6 +29,7 @@ from dl2d.core.policy_registry import RunState
 from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
 from dl2d.store.tables.policy_versions import SqlRegistry
+from pslite.job.job_status import signal_in_words
 
 log = structlog.get_logger()
 
@@ -157,7 +158,7 @@ class Learner:
         elif status == 0:
             state, note = self._take(last[-1] if last else "")
         else:
-            how = f"ended with status {status}" if status > 0 else f"was ended by {_signal(-status)}"
+            how = f"ended with status {status}" if status > 0 else f"was ended by {signal_in_words(-status)}"
             state, note = RunState.FAILED, f"{how}: {said}" if said else how
         tell = log.info if state is RunState.FINISHED else log.warning
         tell("learner ended", run=number, state=str(state), note=note)
@@ -230,13 +231,6 @@ def _environment(own: Mapping[str, str]) -> dict[str, str]:
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     hidden = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     return {**{key: value for key, value in own.items() if key not in hidden}, **dict.fromkeys(threads, "1")}
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def schedule_learning(scheduler: BackgroundScheduler, settings: Settings, learner: Learner, now: float) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import structlog
 from msgspec import structs
@@ -185,7 +186,8 @@ class SlurmManager:
         #: Replaced whenever a task was submitted or a job registered: a listing that was read meanwhile may lack it and
         #: is not used again.
         self._last_change = object()
-        self._reported: set[str] = set()
+        #: Logs a remark unless it is one of the last ``_MAX_REPORTED`` different ones.
+        self._report_once = lru_cache(_MAX_REPORTED)(_report)
         self._cluster = settings.cluster
 
     def capabilities(self) -> Capabilities:
@@ -438,11 +440,6 @@ class SlurmManager:
             raise error if isinstance(error, Unavailable) else Unavailable(f"{argv[0]} failed", said=error.said)
         return answer.stdout
 
-    def _report_once(self, remark: str) -> None:
-        if remark not in self._reported and len(self._reported) < _MAX_REPORTED:
-            self._reported.add(remark)
-            log.warning("unexpected answer from Slurm", remark=remark)
-
     def submit(self, task: TaskSpec) -> str:
         """See ``ResourceManager``. After ``Unavailable`` the job may exist: look for its tag in a listing."""
         if not self._capacities:
@@ -582,3 +579,7 @@ class SlurmManager:
         """End the thread that keeps the deadlines of ``stop``; running tasks go on."""
         self._stopper.close()
         self._control.close()
+
+
+def _report(remark: str) -> None:
+    log.warning("unexpected answer from Slurm", remark=remark)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError, counted
+from dl2d.core.errors import ConfigError, NotFound, ResourceManagerError, counted, some_of
 from dl2d_yarn.cluster_listing import SERVICES_PATH, read_listing, read_version
 from dl2d_yarn.queue_and_growth_limits import read_queues
 from dl2d_yarn.rest_client import RestClient
@@ -132,13 +132,9 @@ def _queues(client: RestClient, settings: YarnSettings) -> Iterator[tuple[str, b
         if not any(fnmatchcase(path, rule.queue) for path in paths)
     ]
     for problem in problems:
-        yield "yarn queues", False, f"{problem}; there are {_some(paths)}"
+        yield "yarn queues", False, f"{problem}; there are {some_of(paths, _MAX_QUEUES)}"
     if not problems:
-        yield "yarn queues", True, _some(paths)
-
-
-def _some(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:_MAX_QUEUES]) + (f" and {len(paths) - _MAX_QUEUES} others" if paths[_MAX_QUEUES:] else "")
+        yield "yarn queues", True, some_of(paths, _MAX_QUEUES)
 
 
 def _configured(client: RestClient, user: str) -> Iterator[tuple[str, bool, str]]:

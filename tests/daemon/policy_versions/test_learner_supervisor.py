@@ -187,7 +187,7 @@ def test_one_that_is_killed_is_a_failure_with_the_signal(store: SqlStore) -> Non
     until(lambda: ended(store), "that is noticed")
     run = store.registry.runs()[0]
     assert run.state is RunState.FAILED
-    assert run.note.startswith("was ended by SIGKILL")
+    assert run.note.startswith("was ended by signal 9 (SIGKILL)")
     one.start("dl2", 60.0)  # the next one is started all the same
     until(lambda: one.pid is not None, "another runs")
     one.close()

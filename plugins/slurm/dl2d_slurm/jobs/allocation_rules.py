@@ -197,7 +197,11 @@ class AllocationRules:
         """
         rules = {self.memory.get(name) for name in partitions.split(",")}
         units = {self.unit(node) for node in nodes}
-        known = [rule if not default_memory else _with_default(rule, default_memory) for rule in rules if rule]
+        known = [
+            MemoryRule(per_node=default_memory, most_per_cpu=rule.most_per_cpu) if default_memory else rule
+            for rule in rules
+            if rule
+        ]
         if not known or len(known) < len(rules) or not units:
             return None
         return GivenToTask(
@@ -208,10 +212,6 @@ class AllocationRules:
 
 def _part(cpus: int, parts: int) -> int:
     return max(cpus // parts, 1) if parts else 1
-
-
-def _with_default(rule: MemoryRule, memory: int) -> MemoryRule:
-    return MemoryRule(per_node=memory, most_per_cpu=rule.most_per_cpu)
 
 
 def _memory_rule(partition: Mapping[str, str], cluster: Mapping[str, str]) -> MemoryRule:

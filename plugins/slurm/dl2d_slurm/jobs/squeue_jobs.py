@@ -294,7 +294,9 @@ def _unknown_words(listed: Iterable[_Listed]) -> Iterator[str]:
             yield f"squeue: unknown job state {state[:60]!r}, taken as {job.state}"
         if job.state is RmJobState.PENDING and waiting_reason(reason) is None:
             taken = "nothing is concluded from it" if site_limit(reason) is None else "taken as a limit"
-            yield f"squeue: unknown reason {_first_words(reason)!r} of jobs that wait; {taken}"
+            # Everybody may read this: sentences may name files or other jobs behind the first words.
+            words = " ".join(reason.split()[:3])[:60]
+            yield f"squeue: unknown reason {words!r} of jobs that wait; {taken}"
 
 
 def _held_by_tasks(listed: Iterable[_Listed], tagged: Collection[str]) -> Iterator[tuple[str, str, Resources]]:
@@ -356,11 +358,6 @@ def _tasks_that_wait_for_room(
         found = waiting.get((job.handle, job.handle))
         if job.handle in tagged and job.reason == "Resources" and found is not None:
             yield from ((job.handle, (node, found.claim.demand)) for node in hosts(found.required))
-
-
-def _first_words(text: str) -> str:
-    """What of a reason may be shown to everybody: sentences may name files or other jobs behind it."""
-    return " ".join(text.split()[:3])[:60]
 
 
 def _is_task(job: RmJob, task: Task, required: str, tasks: Collection[str]) -> bool:

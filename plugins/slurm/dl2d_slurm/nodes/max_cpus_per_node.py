@@ -53,7 +53,11 @@ class MaxCpusPerNode:
             for node in each.nodes:
                 used[node].append(self.of(each.partition, each.cpus))
         return tuple(
-            _with(node, Resources.total(capacity[node.name]), Resources.total(used[node.name]))
+            replace(
+                node,
+                capacity=node.capacity + (limits := Resources.total(capacity[node.name])),
+                used=node.used + Resources.total(used[node.name]).minimum(limits),
+            )
             if node.name in capacity
             else node
             for node in nodes
@@ -67,7 +71,3 @@ class MaxCpusPerNode:
             else job
             for job in jobs
         )
-
-
-def _with(node: Node, capacity: Resources, used: Resources) -> Node:
-    return replace(node, capacity=node.capacity + capacity, used=node.used + used.minimum(capacity))
