@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -33,14 +33,6 @@ _OVER_STATUSES = frozenset({2017 & 255, 2021 & 255})
 _RETRY_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A job that was asked to end: when it is to be cancelled, and whether Slurm took the request."""
-
-    deadline: float
-    asked: bool = False
-
-
 class Stopper:
     """Ends jobs gracefully: asks them to end, and cancels those that have not ended at their deadlines.
 
@@ -52,8 +44,10 @@ class Stopper:
         self._commands = commands
         self._control = control
         self._timer = timer
-        #: By the jobs' identities without tags, which their users may change.
-        self._leaving: dict[RmIdentity, Leaving] = {}
+        #: When each job is to be cancelled, and those of which Slurm took the request to end, by their identities
+        #: without tags, which their users may change.
+        self._deadlines: dict[RmIdentity, float] = {}
+        self._asked: set[RmIdentity] = set()
         self._changed = threading.Condition()
         self._cancelling = threading.Lock()
         self._watcher: threading.Thread | None = None
@@ -74,9 +68,7 @@ class Stopper:
         fresh = self._note(asked, self._timer() + grace)
         self._terminate(fresh)
         with self._changed:
-            for job in fresh:
-                if job in self._leaving:
-                    self._leaving[job] = replace(self._leaving[job], asked=True)
+            self._asked.update(self._deadlines.keys() & fresh)
 
     def cancel_due(self) -> bool:
         """Cancel what has outlived its grace; whether there was any. Trouble is logged: the next call tries again."""
@@ -84,7 +76,7 @@ class Stopper:
         with self._cancelling:
             now = self._timer()
             with self._changed:
-                due = [job for job, leaving in self._leaving.items() if leaving.deadline <= now]
+                due = [job for job, deadline in self._deadlines.items() if deadline <= now]
             if not due:
                 return False
             try:
@@ -103,7 +95,7 @@ class Stopper:
         """Forget the deadlines of jobs that have ended."""
         alive = {job._replace(tag="") for job in alive}
         with self._changed:
-            ended = [job for job in self._leaving if job not in alive]
+            ended = self._deadlines.keys() - alive
         self._forget(ended)
 
     def close(self) -> None:
@@ -115,28 +107,24 @@ class Stopper:
         if watcher is not None:
             watcher.join()
 
-    def _note(self, jobs: Iterable[RmIdentity], deadline: float) -> list[RmIdentity]:
+    def _note(self, jobs: Collection[RmIdentity], deadline: float) -> list[RmIdentity]:
         """Note a deadline, before Slurm is asked: whatever becomes of the request, the end comes in time.
 
         Returns the jobs that have not been asked to end yet.
         """
         with self._changed:
-            fresh = []
-            for job in jobs:
-                known = self._leaving.get(job, Leaving(deadline))
-                self._leaving[job] = replace(known, deadline=min(known.deadline, deadline))
-                if not known.asked:
-                    fresh.append(job)
-            if self._leaving and self._watcher is None and not self._closed:
+            self._deadlines |= {job: min(self._deadlines.get(job, deadline), deadline) for job in jobs}
+            if self._deadlines and self._watcher is None and not self._closed:
                 self._watcher = threading.Thread(target=self._watch, name="dl2d-slurm-stopper", daemon=True)
                 self._watcher.start()
             self._changed.notify_all()
-            return fresh
+            return [job for job in jobs if job not in self._asked]
 
-    def _forget(self, jobs: Iterable[RmIdentity]) -> None:
+    def _forget(self, jobs: Collection[RmIdentity]) -> None:
         with self._changed:
             for job in jobs:
-                self._leaving.pop(job, None)
+                self._deadlines.pop(job, None)
+            self._asked.difference_update(jobs)
 
     def _watch(self) -> None:
         """Wait for the next deadline and cancel what it is over for, until closed."""
@@ -144,7 +132,7 @@ class Stopper:
             with self._changed:
                 if self._closed:
                     return
-                next_deadline = min((leaving.deadline for leaving in self._leaving.values()), default=None)
+                next_deadline = min(self._deadlines.values(), default=None)
                 wait = None if next_deadline is None else next_deadline - self._timer()
                 if wait is None or wait > 0:
                     self._changed.wait(wait)
