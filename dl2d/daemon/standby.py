@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -57,18 +58,10 @@ def wait_for_lease(
     since, status = time.monotonic(), ""
     while not stop.is_set():
         try:
-            store.acquire(holder)
-        except AlreadyRunning:
-            pass
-        except SchemaOutdated:
-            raise
-        except Dl2dError as error:
-            log.warning(unreachable, error=str(error))
-            seen = None
-        else:
-            log.info("standby takes over", reason="the lease was free")
-            return True
-        try:
+            with suppress(AlreadyRunning):
+                store.acquire(holder)
+                log.info("standby takes over", reason="the lease was free")
+                return True
             sign = store.lease_sign()
             if sign is None or sign != seen:
                 seen, since = sign, time.monotonic()
