@@ -15,22 +15,13 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dl2d.config.settings import CanarySettings
 from dl2d.core.confidence_interval import CONFIDENCE, estimate
 from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.errors import counted
 
 DAY_SECONDS = 86_400.0
 _MIN_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryRule:
-    """When a canary ends."""
-
-    #: Minimum number of compared jobs in the policy's group before it is promoted.
-    min_jobs: int = 30
-    #: Days after which it is withdrawn without a result.
-    max_days: float = 14.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +118,7 @@ def _of_group(jobs: Iterable[CanaryJob], times: dict[int, float], *, in_group: b
 
 
 def judge_canary(
-    canary: Canary, found: CanaryComparison, rule: CanaryRule, now: float
+    canary: Canary, found: CanaryComparison, rule: CanarySettings, now: float
 ) -> tuple[CanaryState, str] | None:
     """How a running canary ends, and why; None if it goes on."""
     if found.low is not None and found.low > 0:

@@ -12,7 +12,7 @@ from dl2d.core.daemon_mode_and_canary import Canary, CanaryState, Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy import Policy
 from dl2d.daemon.policy_versions.active_version import ActiveVersion
-from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, CanaryRule, compare_groups, judge_canary
+from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison, compare_groups, judge_canary
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_check.policy_failures import SetAside
 from dl2d.tick.tick_context import Context
@@ -39,7 +39,6 @@ class CanaryRun:
     ) -> None:
         self._settings, self._store, self._active, self._clock = settings, store, active, clock
         self._fallback = fallback
-        self._rule = canary_rule(settings)
         #: Of the active version; None in other modes.
         self.canary: Canary | None = None
         self.begin()
@@ -88,8 +87,8 @@ class CanaryRun:
         now = self._clock()
         try:
             jobs = self._store.canary_jobs(self.canary)
-            found = compare_groups(jobs, now, self._rule.max_days)
-            verdict = judge_canary(self.canary, found, self._rule, now)
+            found = compare_groups(jobs, now, self._settings.canary.max_days)
+            verdict = judge_canary(self.canary, found, self._settings.canary, now)
             if verdict is not None:
                 self._end(*verdict)
         except Dl2dError as error:
@@ -123,8 +122,3 @@ class CanaryRun:
         )
         tell(event, canary=canary.number, policy=canary.policy, version=canary.version, group=canary.group,
              decides=canary.policy if state is CanaryState.PROMOTED else canary.fallback, reason=reason)  # fmt: skip
-
-
-def canary_rule(settings: Settings) -> CanaryRule:
-    """The site's rule by which a canary ends."""
-    return CanaryRule(min_jobs=settings.canary.min_jobs, max_days=settings.canary.max_days)

@@ -12,7 +12,7 @@ import pytest
 from daemon.policy_versions.test_active_version import another
 from structlog.testing import capture_logs
 
-from dl2d.config.settings import Settings
+from dl2d.config.settings import CanarySettings, Settings
 from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.errors import ConfigError, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState
@@ -20,7 +20,7 @@ from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.policy_registry import VersionState
 from dl2d.core.store import JobChange
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, keep_version
-from dl2d.daemon.policy_versions.canary_comparison import CanaryRule, compare_groups, judge_canary
+from dl2d.daemon.policy_versions.canary_comparison import compare_groups, judge_canary
 from dl2d.daemon.policy_versions.canary_run import CanaryRun
 from dl2d.plugins import load_policy
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -86,7 +86,7 @@ def test_the_rule(name: str) -> None:
     jobs, day, state, reason = VERDICTS[name]
     now = BEGIN + day * DAY
     found = compare_groups(jobs, now, max_days=14)
-    verdict = judge_canary(CANARY, found, CanaryRule(min_jobs=30, max_days=14), now)
+    verdict = judge_canary(CANARY, found, CanarySettings(min_jobs=30, max_days=14), now)
     assert ("." if verdict is None else verdict[0]) == state
     assert ("" if verdict is None else verdict[1]).startswith(reason)
 
