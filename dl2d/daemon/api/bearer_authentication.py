@@ -58,7 +58,8 @@ class PublicRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def admitted(request: Request) -> Response:
-            if not self.authenticate(request):
+            connection_of(request).authenticated = shown = self.authenticate(request)
+            if not shown:
                 await take_turn(request)
             self.admit(request)
             return await self.serve(Request(request.scope, _limited(request, self.max_body)), handle)
@@ -106,10 +107,8 @@ class JobRoute(PublicRoute):
         """Whether it shows the credential of the job in its path."""
         with suppress(ValueError):
             key = JobKey.from_slug(request.path_params["slug"])
-            connection_of(request).authenticated = _services(request).credentials.is_for_job(
-                key, credential_in(request, "bearer")
-            )
-        return connection_of(request).authenticated
+            return _services(request).credentials.is_for_job(key, credential_in(request, "bearer"))
+        return False
 
     def admit(self, request: Request) -> None:
         """Refuse a request without that credential."""
@@ -185,8 +184,7 @@ class SubmissionRoute(PublicRoute):
 
     def authenticate(self, request: Request) -> bool:
         """Whether it shows the submission credential."""
-        connection_of(request).authenticated = shows_submission_credential(request)
-        return connection_of(request).authenticated
+        return shows_submission_credential(request)
 
     def admit(self, request: Request) -> None:
         """Refuse a request without that credential."""

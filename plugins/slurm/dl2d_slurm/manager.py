@@ -237,7 +237,11 @@ class SlurmManager:
             waiting_for_limits=tuple(highest_priority(jobs.waiting_for_limits)),
         )
         self._ask_excluded_of_listed(jobs, waiting)
-        ended, ended_until = self._ask_ended(jobs, ended_since, now)
+        ended: tuple[RmJob, ...] = ()
+        ended_until = now
+        if ended_since is not None:
+            listed = {(job.handle, job.submitted) for job in jobs.jobs}
+            ended, ended_until = self._accounting.ended_jobs(ended_since, now, listed)
         # The anchor of a job that is ending may still be given tasks, until its coordinator counts as silent.
         running = [job for job in jobs.jobs if job.state.holds_resources]
         reservations = self._reservations.at(now, self._capacities) if running or waiting else ()
@@ -414,12 +418,6 @@ class SlurmManager:
             self._excluded.ask({id_: key for id_, key in validity.items() if id_ in asked or id_ in self._excluded})
         except ResourceManagerError as error:
             log.warning("cannot read which nodes jobs exclude; the last answer is used", error=str(error))
-
-    def _ask_ended(self, jobs: Jobs, since: float | None, now: float) -> tuple[tuple[RmJob, ...], float]:
-        """Static jobs that ended after ``since``, if that is given, and are not listed; and the time up to which."""
-        if since is None:
-            return (), now
-        return self._accounting.ended_jobs(since, now, {(job.handle, job.submitted) for job in jobs.jobs})
 
     def start_allowance(self) -> StartAllowance:
         """See ``RateLimitedManager``."""

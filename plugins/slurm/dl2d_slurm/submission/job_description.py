@@ -7,11 +7,14 @@ refused, and the message names the backend and the option or variable that it ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands.command_output_values import hosts
-from dl2d_slurm.commands.commands import UMASK, VARIABLE_NAME
+from dl2d_slurm.commands.commands import UMASK, VARIABLE_NAME, privileged_users
+from dl2d_slurm.commands.rpc_rate import RpcRate
+from dl2d_slurm.submission.sbatch_backend import JobControl
 from dl2d_slurm.submission.sbatch_options import time_limit_minutes
 
 _NUMBER = re.compile(r"-?[0-9]{1,20}")
@@ -113,6 +116,25 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "--uid": ("user_id", _id),
     "--wckey": ("wckey", _text),
 }
+
+
+@dataclass(eq=False)
+class JobFieldsControl(JobControl):
+    """Base of the backends that submit a job as its fields, as root or SlurmUser."""
+
+    rate: RpcRate
+    #: Where it submits: address of slurmrestd, or Python that has pyslurm.
+    place: str
+    #: Seconds after which a call counts as unanswered, with all that it waits for.
+    time_limit: float
+    #: Environment of jobs.
+    environment: Mapping[str, str]
+    #: Seconds on a monotonic clock.
+    timer: Callable[[], float]
+
+    def privileged(self) -> Collection[int]:
+        """See ``JobControl``: root and SlurmUser."""
+        return privileged_users(self.commands)
 
 
 def job_fields(options: Sequence[str], backend: str) -> dict[str, object]:

@@ -11,18 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from dl2d.core.errors import Rejected, Unavailable
-from dl2d_slurm.commands.commands import UMASK, Answer, Commands, failure, installed_version, privileged_users
-from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, RpcRate, is_overloaded
-from dl2d_slurm.submission.job_description import job_description
-from dl2d_slurm.submission.sbatch_backend import JobControl
+from dl2d_slurm.commands.commands import UMASK, Answer, failure, installed_version
+from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, is_overloaded
+from dl2d_slurm.submission.job_description import JobFieldsControl, job_description
 
 log = structlog.get_logger(__name__)
 
@@ -48,42 +48,16 @@ class _Reply(msgspec.Struct):
     refused: str = ""
 
 
-class PyslurmControl(JobControl):
+@dataclass(eq=False)
+class PyslurmControl(JobFieldsControl):
     """``JobControl`` by pyslurm, which submits, and scancel. Thread-safe.
 
     Slurm's library may hang or crash: a call has a deadline, at which its process is killed, and a later call starts
     another one. For ``_PAUSE_SECONDS`` from then on, calls for which there is no process fail at once with the reason.
-
-    Parameters
-    ----------
-    python
-        Interpreter that has pyslurm; empty for the daemon's own.
-    commands
-        Run scancel.
-    time_limit
-        Seconds after which a submission counts as unanswered, with waiting for a process and starting it.
-    environment
-        Environment of jobs and of the processes.
-    timer
-        Seconds on a monotonic clock.
     """
 
-    def __init__(
-        self,
-        python: str,
-        commands: Commands,
-        rate: RpcRate,
-        *,
-        time_limit: float,
-        environment: Mapping[str, str],
-        timer: Callable[[], float],
-    ) -> None:
-        self._python = python or sys.executable
-        super().__init__(commands)
-        self._rate = rate
-        self._time_limit = time_limit
-        self._environment = dict(environment)
-        self._timer = timer
+    def __post_init__(self) -> None:
+        self._python = self.place or sys.executable
         #: Processes that no thread uses, the last one used first; None stands for one that can be started.
         self._idle: queue.LifoQueue[_PyslurmProcess | None] = queue.LifoQueue()
         for _ in range(_MAX_PROCESSES):
@@ -102,21 +76,17 @@ class PyslurmControl(JobControl):
         with self._process(self._deadline()):
             pass
 
-    def privileged(self) -> Collection[int]:
-        """See ``JobControl``: root and SlurmUser."""
-        return privileged_users(self._commands)
-
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One call of pyslurm."""
-        job = job_description(options, script, {**self._environment, **(more or {})}, backend="pyslurm")
+        job = job_description(options, script, {**self.environment, **(more or {})}, backend="pyslurm")
         deadline = self._deadline()
         with self._process(deadline) as process:
-            begin, overloaded = self._rate.begins((PYSLURM_SUBMIT,)), False
+            begin, overloaded = self.rate.begins((PYSLURM_SUBMIT,)), False
             try:
                 reply, said = process.submit(job, deadline)
                 overloaded = is_overloaded(reply.error)
             finally:
-                self._rate.ended(PYSLURM_SUBMIT, begin, overloaded=overloaded)
+                self.rate.ended(PYSLURM_SUBMIT, begin, overloaded=overloaded)
             answer = (
                 Answer(0, "", said, job_id=str(reply.job_id))
                 if reply.job_id > 0
@@ -137,7 +107,7 @@ class PyslurmControl(JobControl):
                 process.end()
 
     def _deadline(self) -> float:
-        return time.monotonic() + self._time_limit
+        return time.monotonic() + self.time_limit
 
     @contextmanager
     def _process(self, deadline: float) -> Iterator[_PyslurmProcess]:
@@ -145,7 +115,7 @@ class PyslurmControl(JobControl):
         try:
             process = self._idle.get(timeout=max(deadline - time.monotonic(), 0.0))
         except queue.Empty:
-            raise Unavailable(f"all processes of pyslurm were busy for {self._time_limit:g} s") from None
+            raise Unavailable(f"all processes of pyslurm were busy for {self.time_limit:g} s") from None
         good = None
         try:
             if process is None or process.has_ended():
@@ -154,8 +124,8 @@ class PyslurmControl(JobControl):
             yield process
             good = process
         except Unavailable as error:
-            if self._timer() >= self._no_start_before:
-                self._no_start_before, self._last_failure = self._timer() + _PAUSE_SECONDS, str(error)
+            if self.timer() >= self._no_start_before:
+                self._no_start_before, self._last_failure = self.timer() + _PAUSE_SECONDS, str(error)
             raise
         finally:
             if good is None:
@@ -163,13 +133,13 @@ class PyslurmControl(JobControl):
             self._idle.put(good)
 
     def _started(self, deadline: float) -> _PyslurmProcess:
-        if (wait := self._no_start_before - self._timer()) > 0:
+        if (wait := self._no_start_before - self.timer()) > 0:
             raise Unavailable(f"{self._last_failure}; tried again in {wait:.0f} s")
-        installed = installed_version(self._commands)
+        installed = installed_version(self.commands)
         with self._starting:
             if self._closed:
                 raise Unavailable("pyslurm is not used any more: the daemon ends")
-            process = _PyslurmProcess(self._python, self._environment, self._time_limit)
+            process = _PyslurmProcess(self._python, self.environment, self.time_limit)
             self._processes.add(process)
         try:
             built = process.release(deadline)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dl2d.core.errors import Rejected
 from dl2d_slurm.commands.commands import Answer, Commands
@@ -14,6 +14,7 @@ from dl2d_slurm.commands.commands import Answer, Commands
 _JOB_ID = re.compile(r"^([0-9]+)(?:;\S*)?$", re.MULTILINE)
 
 
+@dataclass(eq=False)
 class JobControl:
     """Submits and cancels jobs: here by one sbatch and one scancel, in subclasses otherwise. Thread-safe.
 
@@ -21,8 +22,8 @@ class JobControl:
     where there is no answer.
     """
 
-    def __init__(self, commands: Commands) -> None:
-        self._commands = commands
+    #: Run sbatch, scancel and scontrol.
+    commands: Commands
 
     def check(self) -> None:
         """Check that the backend can be used; commands are checked when they are run."""
@@ -38,7 +39,7 @@ class JobControl:
         """
         for what, text in [(option.partition("=")[0], option) for option in options] + [("the script", script)]:
             _check_bytes(what, text)
-        answer = self._commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
+        answer = self.commands.run("sbatch", *_with_plain_output(options), stdin=script, more=more)
         submitted = _JOB_ID.search(answer.stdout)
         return answer if submitted is None else replace(answer, job_id=submitted[1])
 
@@ -46,7 +47,7 @@ class JobControl:
         """Cancel jobs, or only send a signal to their batch scripts; only those in a state where one is given."""
         only = (f"--state={state}",) if state else ()
         sent = (f"--signal={signal}", "--batch") if signal else ()
-        return self._commands.run("scancel", *only, *sent, *jobs)
+        return self.commands.run("scancel", *only, *sent, *jobs)
 
     def close(self) -> None:
         """Close connections."""

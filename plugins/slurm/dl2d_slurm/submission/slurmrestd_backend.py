@@ -9,18 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import httpx2
 import msgspec
 
 from dl2d.core.errors import Unavailable
 from dl2d.http_call_deadline import Deadline, DeadlineTransport
-from dl2d_slurm.commands.commands import Answer, Commands, privileged_users
-from dl2d_slurm.commands.rpc_rate import RpcRate, is_overloaded
-from dl2d_slurm.submission.job_description import job_description
+from dl2d_slurm.commands.commands import Answer
+from dl2d_slurm.commands.rpc_rate import is_overloaded
+from dl2d_slurm.submission.job_description import JobFieldsControl, job_description
 from dl2d_slurm.submission.json_web_token import JsonWebToken
-from dl2d_slurm.submission.sbatch_backend import JobControl
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45")
@@ -66,67 +66,38 @@ class _Reply(msgspec.Struct):
     pings: tuple[_Ping, ...] = ()
 
 
-class RestControl(JobControl):
+@dataclass(eq=False)
+class RestControl(JobFieldsControl):
     """``JobControl`` by calls of slurmrestd. Thread-safe.
 
     Each call opens its own connection, so that what is left of another answer is never read.
-
-    Parameters
-    ----------
-    address
-        ``unix:`` and the path of a socket, or a URL with ``https:``.
-    commands
-        Run scontrol, which makes the tokens.
-    time_limit
-        Seconds after which a call counts as unanswered, from connecting to the last byte of the answer.
-    environment
-        Environment of jobs.
-    timer
-        Seconds on a monotonic clock.
     """
 
-    def __init__(
-        self,
-        address: str,
-        commands: Commands,
-        rate: RpcRate,
-        *,
-        time_limit: float,
-        environment: Mapping[str, str],
-        timer: Callable[[], float],
-    ) -> None:
-        self._socket = address.removeprefix(_SOCKET) if address.startswith(_SOCKET) else ""
+    def __post_init__(self) -> None:
+        self._socket = self.place.removeprefix(_SOCKET) if self.place.startswith(_SOCKET) else ""
         # Not by ``timer``, which may stand still in tests: this one limits what the network does.
         self._deadline = Deadline(time.monotonic)
         self._client = httpx2.Client(
             transport=DeadlineTransport(self._deadline, verify=True, uds=self._socket or None, keep_alive=False),
-            base_url="http://localhost" if self._socket else address,
-            timeout=time_limit,
+            base_url="http://localhost" if self._socket else self.place,
+            timeout=self.time_limit,
             trust_env=False,
         )
-        super().__init__(commands)
-        self._address, self._rate = address, rate
-        self._time_limit = time_limit
-        self._environment = dict(environment)
-        self._token = JsonWebToken(commands, timer)
+        self._token = JsonWebToken(self.commands, self.timer)
         self._version = ""
 
     def check(self) -> None:
         """See ``JobControl``: finds the version of the API."""
         token = self._token.get()
-        with self._deadline.within(self._time_limit):
+        with self._deadline.within(self.time_limit):
             self._find_version(token)
-
-    def privileged(self) -> Collection[int]:
-        """See ``JobControl``: root and SlurmUser."""
-        return privileged_users(self._commands)
 
     def submit(self, options: Sequence[str], script: str, more: Mapping[str, str] | None = None) -> Answer:
         """See ``JobControl``. One call."""
-        job = job_description(options, script, {**self._environment, **(more or {})}, backend="rest")
+        job = job_description(options, script, {**self.environment, **(more or {})}, backend="rest")
         reply, said = self._ask("POST", "job/submit", {"job": job})
         if reply.job_id <= 0 and not said:
-            raise Unavailable(f"slurmrestd at {self._address} does not say whether it has submitted the job")
+            raise Unavailable(f"slurmrestd at {self.place} does not say whether it has submitted the job")
         # With an id there is a job, whatever else is said of it.
         return Answer(0, "", said, job_id=str(reply.job_id)) if reply.job_id > 0 else Answer(1, "", said)
 
@@ -151,18 +122,18 @@ class RestControl(JobControl):
                 continue
             reply, said = self._read(status, body)
             if status != httpx2.codes.OK:
-                raise Unavailable(f"slurmrestd at {self._address} answered {status}", said=said)
+                raise Unavailable(f"slurmrestd at {self.place} answered {status}", said=said)
             # A ping with a token that slurmctld refuses has status 200, too.
             if not any(each.responding for each in reply.pings):
                 hint = _HINTS[httpx2.codes.NETWORK_AUTHENTICATION_REQUIRED]
                 self._token.refused(token)
                 raise Unavailable(
-                    f"slurmrestd at {self._address} got no answer from slurmctld: either that is down, or {hint}"
+                    f"slurmrestd at {self.place} got no answer from slurmctld: either that is down, or {hint}"
                 )
             self._version = version
             return version
         raise Unavailable(
-            f"slurmrestd at {self._address} has none of the APIs {VERSIONS[0]} to {VERSIONS[-1]}, those of Slurm 24.11 "
+            f"slurmrestd at {self.place} has none of the APIs {VERSIONS[0]} to {VERSIONS[-1]}, those of Slurm 24.11 "
             "to 26.05; use backend: command",
             said=_shown(body),
         )
@@ -170,7 +141,7 @@ class RestControl(JobControl):
     def _ask(self, method: str, path: str, body: object) -> tuple[_Reply, str]:
         """The answer to a call, and the errors in it."""
         token = self._token.get()
-        with self._deadline.within(self._time_limit):
+        with self._deadline.within(self.time_limit):
             version = self._version or self._find_version(token)
             status, text = self._call(token, method, f"/slurm/{version}/{path}", path.strip("/"), body)
         return self._read(status, text)
@@ -184,7 +155,7 @@ class RestControl(JobControl):
         # A proxy may answer with JSON, too; slurmrestd says what was wrong.
         if reply is None or (status != httpx2.codes.OK and not reply.errors):
             self._version = ""  # it may be another slurmrestd by now
-            raise Unavailable(f"slurmrestd at {self._address} answered {status}{hint}", said=_shown(body))
+            raise Unavailable(f"slurmrestd at {self.place} answered {status}{hint}", said=_shown(body))
         said = "\n".join(f"{each.description}: {each.error}" for each in reply.errors)
         return reply, f"{said}{hint}"
 
@@ -195,21 +166,21 @@ class RestControl(JobControl):
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = None if body is None else msgspec.json.encode(body)
-        begin, overloaded = self._rate.begins((f"slurmrestd {what}",)), False
+        begin, overloaded = self.rate.begins((f"slurmrestd {what}",)), False
         try:
             with self._client.stream(method, path, headers=headers, content=content) as answer:
                 text = bytearray()
                 for chunk in answer.iter_raw():
                     text += chunk
                     if len(text) > _MAX_ANSWER_BYTES:
-                        raise Unavailable(f"slurmrestd at {self._address} answered with over {_MAX_ANSWER_BYTES} bytes")
+                        raise Unavailable(f"slurmrestd at {self.place} answered with over {_MAX_ANSWER_BYTES} bytes")
             overloaded = not answer.is_success and is_overloaded(_shown(text))
         except httpx2.TimeoutException as error:
-            raise Unavailable(f"slurmrestd at {self._address} did not answer in time", said=str(error)) from None
+            raise Unavailable(f"slurmrestd at {self.place} did not answer in time", said=str(error)) from None
         except httpx2.TransportError as error:
-            raise Unavailable(f"slurmrestd at {self._address} does not answer", said=self._unreachable(error)) from None
+            raise Unavailable(f"slurmrestd at {self.place} does not answer", said=self._unreachable(error)) from None
         finally:
-            self._rate.ended(f"slurmrestd {what}", begin, overloaded=overloaded)
+            self.rate.ended(f"slurmrestd {what}", begin, overloaded=overloaded)
         if answer.status_code in _HINTS:
             self._token.refused(token)
         return answer.status_code, bytes(text)
@@ -221,7 +192,7 @@ class RestControl(JobControl):
             cause = cause.__cause__ or cause.__context__
         place = self._socket or "there"
         known = {
-            errno.ENOENT: f"there is no socket {place}: start slurmrestd with {self._address} as its address",
+            errno.ENOENT: f"there is no socket {place}: start slurmrestd with {self.place} as its address",
             errno.ECONNREFUSED: f"nothing listens {'on ' if self._socket else ''}{place}: start slurmrestd",
             errno.EACCES: f"uid {os.geteuid()} has no permission to connect to {place}: give this account write "
             "permission on the socket",

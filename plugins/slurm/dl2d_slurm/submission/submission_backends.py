@@ -67,14 +67,10 @@ def job_control(
         job_fields(settings.sbatch_options, backend)
     except Rejected as error:
         raise ConfigError(f"resource_manager.slurm.sbatch_options: {error}") from None
-    if backend is Backend.PYSLURM:
-        return PyslurmControl(
-            settings.pyslurm_python, commands, rate,
-            time_limit=settings.command_timeout_seconds, environment=environment, timer=timer,
-        )  # fmt: skip
-    if not settings.slurmrestd:
-        raise ConfigError("resource_manager.slurm.slurmrestd: backend: rest needs the address of slurmrestd")
-    return RestControl(
-        settings.slurmrestd, commands, rate,
-        time_limit=settings.command_timeout_seconds, environment=environment, timer=timer,
-    )  # fmt: skip
+    kind: type[PyslurmControl | RestControl] = PyslurmControl
+    place = settings.pyslurm_python
+    if backend is Backend.REST:
+        kind, place = RestControl, settings.slurmrestd
+        if not place:
+            raise ConfigError("resource_manager.slurm.slurmrestd: backend: rest needs the address of slurmrestd")
+    return kind(commands, rate, place, settings.command_timeout_seconds, environment, timer)
