@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -25,6 +25,7 @@ _MAX_EARLIER = 1000
 JUDGE_SECONDS = 3600.0
 
 
+@dataclass(eq=False)
 class CanaryRun:
     """Does nothing in other modes than canary, except that a canary that runs is stopped.
 
@@ -34,45 +35,48 @@ class CanaryRun:
     Raises ``StoreError`` if a canary cannot be recorded.
     """
 
-    def __init__(
-        self, settings: Settings, store: SqlStore, active: ActiveVersion, fallback: Policy, clock: Callable[[], float]
-    ) -> None:
-        self._settings, self._store, self._active, self._clock = settings, store, active, clock
-        self._fallback = fallback
-        #: Of the active version; None in other modes.
-        self.canary: Canary | None = None
+    settings: Settings
+    store: SqlStore
+    active: ActiveVersion
+    fallback: Policy
+    #: Seconds since 1970.
+    clock: Callable[[], float]
+    #: Of the active version; None in other modes.
+    canary: Canary | None = None
+
+    def __post_init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         """Begin the canary of the active version, or go on with it; how an earlier one ended stays in force."""
-        if self._active.set_aside is not None:
+        if self.active.set_aside is not None:
             return
-        now, settings = self._clock(), self._settings
+        now, settings = self.clock(), self.settings
         wanted = None
         if settings.mode is Mode.CANARY:
-            policy, section = self._active.policy, settings.canary
+            policy, section = self.active.policy, settings.canary
             wanted = Canary(
-                policy=policy.name, version=policy.version, fallback=self._fallback.name, share=section.group_share,
+                policy=policy.name, version=policy.version, fallback=self.fallback.name, share=section.group_share,
                 partition=section.partition, account=section.account, began_at=now,
             )  # fmt: skip
-        earlier = self._store.canaries(limit=_MAX_EARLIER)
+        earlier = self.store.canaries(limit=_MAX_EARLIER)
         same = [each for each in earlier if wanted is not None and wanted.continues(each)]
         known = next((each for each in same if each.state is not CanaryState.STOPPED), None)
         for each in earlier:
             if each.state is CanaryState.RUNNING and each != known:
                 reason = f"mode {settings.mode}" if wanted is None else "another version, fallback or group"
-                self._store.keep_canary(replace(each, state=CanaryState.STOPPED, reason=reason, ended_at=now))
+                self.store.keep_canary(replace(each, state=CanaryState.STOPPED, reason=reason, ended_at=now))
         self.canary = known
         if wanted is not None and known is None:
-            self.canary = self._store.keep_canary(wanted)
+            self.canary = self.store.keep_canary(wanted)
             log.info("canary begins", canary=self.canary.number, policy=wanted.policy, version=wanted.version,
                      group=wanted.group, fallback=wanted.fallback)  # fmt: skip
 
     def applied(self, context: Context) -> Context:
         """The context of ticks: who decides on which jobs."""
         canary = self.canary
-        if self._active.set_aside is not None and self._settings.mode is not Mode.OBSERVE:
-            return replace(context, canary=None, withdrawn=self._active.set_aside)
+        if self.active.set_aside is not None and self.settings.mode is not Mode.OBSERVE:
+            return replace(context, canary=None, withdrawn=self.active.set_aside)
         if canary is None or canary.state is CanaryState.PROMOTED:
             return replace(context, canary=None, withdrawn=None)
         if canary.state is CanaryState.RUNNING:
@@ -84,11 +88,11 @@ class CanaryRun:
         """Compare the groups, and end the canary if its rule says so; None if there is none to judge. Never raises."""
         if self.canary is None or self.canary.state is not CanaryState.RUNNING:
             return None
-        now = self._clock()
+        now = self.clock()
         try:
-            jobs = self._store.canary_jobs(self.canary)
-            found = compare_groups(jobs, now, self._settings.canary.max_days)
-            verdict = judge_canary(self.canary, found, self._settings.canary, now)
+            jobs = self.store.canary_jobs(self.canary)
+            found = compare_groups(jobs, now, self.settings.canary.max_days)
+            verdict = judge_canary(self.canary, found, self.settings.canary, now)
             if verdict is not None:
                 self._end(*verdict)
         except Dl2dError as error:
@@ -109,14 +113,14 @@ class CanaryRun:
 
     def _end(self, state: CanaryState, reason: str) -> None:
         assert self.canary is not None
-        canary = replace(self.canary, state=state, reason=reason, ended_at=self._clock())
+        canary = replace(self.canary, state=state, reason=reason, ended_at=self.clock())
         why = f"canary {canary.number}: {reason}"
         # The version is changed first: if recording the end fails, the canary goes on, and its end is tried again.
         if state is CanaryState.PROMOTED:
-            self._active.promote(why)
+            self.active.promote(why)
         elif state is CanaryState.WITHDRAWN:
-            self._active.reject(why)
-        self.canary = self._store.keep_canary(canary)
+            self.active.reject(why)
+        self.canary = self.store.keep_canary(canary)
         tell, event = (
             (log.error, "canary withdrawn") if state is CanaryState.WITHDRAWN else (log.info, "canary promoted")
         )

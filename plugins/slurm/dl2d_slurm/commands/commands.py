@@ -50,23 +50,16 @@ class Answer:
     job_id: str = ""
 
 
+@dataclass(eq=False)
 class Commands:
-    """Runs commands found on the daemon's PATH with a small environment.
+    """Runs commands found on the daemon's PATH with a small environment."""
 
-    Parameters
-    ----------
-    environment
-        Complete environment of every command.
-    time_limit
-        Seconds after which a command is killed.
-    rate
-        Counts the commands.
-    """
-
-    def __init__(self, environment: Mapping[str, str], time_limit: float, rate: RpcRate) -> None:
-        self._environment = dict(environment)
-        self._time_limit = time_limit
-        self._rate = rate
+    #: Complete environment of every command.
+    environment: Mapping[str, str]
+    #: Seconds after which a command is killed.
+    time_limit: float
+    #: Counts the commands.
+    rate: RpcRate
 
     def run(
         self,
@@ -89,8 +82,8 @@ class Commands:
         Unavailable
             The command is not installed or cannot be run, or did not end in time.
         """
-        limit = self._time_limit if seconds is None else seconds
-        begin, overloaded, why = self._rate.begins(argv), False, OVERLOADED
+        limit = self.time_limit if seconds is None else seconds
+        begin, overloaded, why = self.rate.begins(argv), False, OVERLOADED
         try:
             done = subprocess.run(
                 argv,
@@ -98,13 +91,13 @@ class Commands:
                 capture_output=True,
                 timeout=limit,
                 check=False,
-                env={**self._environment, **(more or {})},
+                env={**self.environment, **(more or {})},
                 cwd="/",
                 umask=UMASK,
                 start_new_session=True,
             )
         except FileNotFoundError:
-            path = self._environment.get("PATH", "")
+            path = self.environment.get("PATH", "")
             raise Unavailable(f"{argv[0]} is not installed (PATH is {path})") from None
         except OSError as error:
             if error.errno == errno.E2BIG:
@@ -121,7 +114,7 @@ class Commands:
             stderr = done.stderr.decode("utf-8", "replace")
             overloaded = is_overloaded(stderr)
         finally:
-            self._rate.ended(argv[0], begin, overloaded=overloaded, why=why)
+            self.rate.ended(argv[0], begin, overloaded=overloaded, why=why)
         if done.returncode == 0 and stderr.strip():
             log.debug("noise", command=argv[0], said=_short(stderr))
         return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), stderr)

@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 from operator import and_
 from typing import TypeAlias
@@ -26,22 +27,19 @@ _MAX_TOKENS = 128
 _Alternatives: TypeAlias = "tuple[tuple[str | _Alternatives, ...], ...]"
 
 
+@dataclass(eq=False)
 class Eligibility:
     """Finds the nodes of one job after the other. Jobs with the same options share one answer."""
 
-    def __init__(
-        self,
-        nodes: Collection[str],
-        partitions: Mapping[str, Partition],
-        features: Mapping[str, frozenset[str]],
-        reservations: Collection[Reservation],
-        at: float,
-    ) -> None:
-        self._all = frozenset(nodes)
-        self._partitions = partitions
-        self._features = features
-        self._reservations = reservations
-        self._at = at
+    nodes: Collection[str]
+    partitions: Mapping[str, Partition]
+    features: Mapping[str, frozenset[str]]
+    reservations: Collection[Reservation]
+    #: Seconds since 1970.
+    at: float
+
+    def __post_init__(self) -> None:
+        self._all = frozenset(self.nodes)
         self._found: dict[tuple[object, ...], EligibleNodes | None] = {}
 
     def of(self, job: AnchorOptions, limit: float | None = None, user: str = "") -> EligibleNodes | None:
@@ -50,14 +48,14 @@ class Eligibility:
         Assumes that tasks end at the job's own end or after the smaller of ``limit``, in seconds, and the largest
         partition limit, whichever is first.
         """
-        most = largest_limit(job.partition.split(","), self._partitions)
-        end = min(job.ends or math.inf, self._at + min(most, math.inf if limit is None else limit))
+        most = largest_limit(job.partition.split(","), self.partitions)
+        end = min(job.ends or math.inf, self.at + min(most, math.inf if limit is None else limit))
         keeping_out = tuple(
             each
-            for each in self._reservations
+            for each in self.reservations
             if each.name not in job.reservations
-            and not (each.active(self._at) and each.attracts(user, job.account))
-            and each.keeps_out(self._at, end)
+            and not (each.active(self.at) and each.attracts(user, job.account))
+            and each.keeps_out(self.at, end)
         )
         key = job.partition, job.features, job.exclude, job.reservation, keeping_out
         if key not in self._found:
@@ -69,7 +67,7 @@ class Eligibility:
         """Nodes with each feature."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for name in self._all:
-            for feature in self._features.get(name, ()):
+            for feature in self.features.get(name, ()):
                 found[feature].add(name)
         return {feature: frozenset(names) for feature, names in found.items()}
 
@@ -82,10 +80,10 @@ class Eligibility:
                 left &= nodes
                 reasons.append(reason)
 
-        names = [name for name in job.partition.split(",") if name in self._partitions]
+        names = [name for name in job.partition.split(",") if name in self.partitions]
         if names:
-            up = [self._partitions[name] for name in names if not self._partitions[name].down]
-            down = [f" ({name} is {self._partitions[name].down})" for name in names if self._partitions[name].down]
+            up = [self.partitions[name] for name in names if not self.partitions[name].down]
+            down = [f" ({name} is {self.partitions[name].down})" for name in names if self.partitions[name].down]
             restrict(frozenset[str]().union(*(each.nodes for each in up)), f"partition {job.partition}{''.join(down)}")
         if has_unread_list(job.exclude):
             restrict(frozenset(), "the list of nodes that the job excludes is too long to be read")
@@ -94,9 +92,9 @@ class Eligibility:
         read = _alternatives(job.features) if len(job.features) <= _MAX_LENGTH else None
         if read is not None:  # otherwise Slurm decides
             restrict(_meeting(read, self._by_feature), f"constraint {_cut(job.features)}")
-        own = [each for each in self._reservations if each.name in job.reservations]
+        own = [each for each in self.reservations if each.name in job.reservations]
         if own and not any(each.flexible for each in own):
-            active = [each for each in own if each.active(self._at)]
+            active = [each for each in own if each.active(self.at)]
             restrict(frozenset[str]().union(*(each.nodes for each in active)), f"reservation {job.reservation}")
         for each in keeping_out:
             restrict(self._all - each.nodes, f"not those of reservation {each.name}")
