@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -47,35 +47,23 @@ _OTHER_TEXTS = {
 }
 
 
+@dataclass(eq=False)
 class StoreViews:
-    """Implements ``JobViews`` for one user.
+    """Implements ``JobViews`` for one user."""
 
-    Parameters
-    ----------
-    user
-        Who asks; None for an operator, who sees all jobs.
-    refused
-        Why a job that is not in the store was refused, by its id or name, who asks, and the time (seconds since 1970)
-        after which it was submitted; "" if that is not known.
-    """
-
-    def __init__(
-        self,
-        store: SqlStore,
-        user: User | None = None,
-        *,
-        refused: Callable[[str, User | None, int], str] = lambda job, user, after: "",  # noqa: ARG005
-    ) -> None:
-        self._store = store
-        self._user = user
-        self._refused = refused
+    store: SqlStore
+    #: Who asks; None for an operator, who sees all jobs.
+    user: User | None = None
+    #: Why a job that is not in the store was refused, by its id or name, who asks, and the time (seconds since 1970)
+    #: after which it was submitted; "" if that is not known.
+    refused: Callable[[str, User | None, int], str] = lambda job, user, after: ""  # noqa: ARG005
 
     def status(self, job: str | None, *, ended_since: float | None, limit: int) -> StatusView:
         """See ``JobViews.status``. Few queries, whatever the number of jobs."""
-        store = self._store
+        store = self.store
         if job is None:
             since = math.inf if ended_since is None else ended_since
-            jobs, total = store.list_jobs(self._user, ended_since=since, limit=limit)
+            jobs, total = store.list_jobs(self.user, ended_since=since, limit=limit)
             last = store.last_decisions([each.key for each in jobs if not each.state.ended])
             decided = {key: self._seen(each) for key, each in last.items()}
             tasks: tuple[TaskStatus, ...] = ()
@@ -99,7 +87,7 @@ class StoreViews:
         )
 
     def _tasks(self, key: JobKey) -> tuple[TaskStatus, ...]:
-        store = self._store
+        store = self.store
         reports = {report.task: report for report in store.task_reports(key)}
         live = [TaskStatus(task.id, task, reports.pop(task.id, None)) for task in store.tasks(live=True, job=key)]
         lost = {name: report for name, report in reports.items() if report.how}
@@ -108,7 +96,7 @@ class StoreViews:
 
     def why(self, job: str, *, slot: int | None, limit: int) -> WhyView:
         """See ``JobViews.why``."""
-        store = self._store
+        store = self.store
         chosen = self.find(job)
         return WhyView(
             job=chosen,
@@ -118,7 +106,7 @@ class StoreViews:
         )
 
     def _decisions(self, key: JobKey, number: int | None, limit: int) -> tuple[DecisionView, ...]:
-        store = self._store
+        store = self.store
         if number is None:
             entries = store.decisions(key, limit=limit)[::-1]
             return tuple(self._decision(store.job_slot(entry.slot, key), entry) for entry in entries)
@@ -150,20 +138,20 @@ class StoreViews:
         before, after = entry.decided.previous, entry.decided.allocation
         if after != NOTHING and sum(after) >= sum(before):
             return ()
-        return tuple(map(self._seen, self._store.grown_jobs(entry.slot, self._user)))
+        return tuple(map(self._seen, self.store.grown_jobs(entry.slot, self.user)))
 
     def _may_use(self, slot: JobSlot) -> str:
         if slot.usable is None:
             return ""
         # Why not the others may name reservations.
-        return slot.usable.text(slot.nodes) if self._user is None else f"{len(slot.usable.nodes)} of {slot.nodes} nodes"
+        return slot.usable.text(slot.nodes) if self.user is None else f"{len(slot.usable.nodes)} of {slot.nodes} nodes"
 
     def history(self, job: str | None, *, limit: int) -> HistoryView:
         """See ``JobViews.history``."""
-        store = self._store
+        store = self.store
         if job is not None:
             return self._history_of(self.find(job), limit)
-        if self._user is not None:
+        if self.user is not None:
             raise Denied("only operators see the history of the cluster; give --job JOB for that of a job of yours")
         resizes = store.resizes(limit=limit)[::-1]
         plans = [
@@ -179,7 +167,7 @@ class StoreViews:
         )
 
     def _history_of(self, job: Job, limit: int) -> HistoryView:
-        store = self._store
+        store = self.store
         plans: tuple[tuple[JobKey, RuntimePlan], ...] = tuple(
             (job.key, plan) for plan in store.runtime_plans(job.key, limit=limit)
         )
@@ -195,12 +183,12 @@ class StoreViews:
         """See ``JobViews.usage``."""
         chosen = self.find(job)
         runs = (chosen,) if job == chosen.key.slug else self._runs(chosen)
-        times = tuple(time for run in runs for time in self._store.task_times(run.key))
+        times = tuple(time for run in runs for time in self.store.task_times(run.key))
         return UsageView(job=chosen, times=times, runs=len(runs))
 
     def _runs(self, job: Job) -> tuple[Job, ...]:
         """The job and its other runs, oldest first: a requeued job is a new one with the same id and owner."""
-        found = self._store.find_jobs(job.key.id, User(job.owner.uid, job.owner.user), by=("id",))
+        found = self.store.find_jobs(job.key.id, User(job.owner.uid, job.owner.user), by=("id",))
         return tuple(run for run in found[::-1] if run.key[:2] == job.key[:2])
 
     def find(self, text: str) -> Job:
@@ -214,17 +202,17 @@ class StoreViews:
             There is none that the user may see, there are several, or all have ended and one that was submitted later
             was refused; the message names similar ones.
         """
-        found = self._store.find_jobs(text, self._user)
+        found = self.store.find_jobs(text, self.user)
         last = max((job.key.submitted for job in found), default=0)
-        if all(job.state.ended for job in found) and (reason := self._refused(text, self._user, last)):
+        if all(job.state.ended for job in found) and (reason := self.refused(text, self.user, last)):
             before = f"; the job before it is {found[0].key.slug}" if found else ""
             raise RequestError("JOB", f"job {text} was refused when it registered: {reason}{before}")
         if not found:
-            recent = self._store.list_jobs(self._user, ended_since=0.0, limit=_MAX_COMPARED)
+            recent = self.store.list_jobs(self.user, ended_since=0.0, limit=_MAX_COMPARED)
             names = {name for job in recent.jobs for name in (job.request.name, job.key.id)}
             near = difflib.get_close_matches(text, sorted(names), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            there_is_none = f"there is no job {text!r}" if self._user is None else f"no such job of yours: {text!r}"
+            there_is_none = f"there is no job {text!r}" if self.user is None else f"no such job of yours: {text!r}"
             raise RequestError(
                 "JOB",
                 f"{there_is_none}{hint} (`dl2d status --all` lists the jobs of the last day; the output of a job that "
@@ -242,9 +230,9 @@ class StoreViews:
 
     def _seen(self, decided: JobDecision) -> JobDecision:
         """A decision as the user may see it: without texts that may name other users' jobs."""
-        if self._user is None:
+        if self.user is None:
             return decided
-        own = partial(_own_reason, user=self._user.name)
+        own = partial(_own_reason, user=self.user.name)
         return replace(decided, reason=own(decided.reason), guarded=tuple(map(own, decided.guarded)))
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -124,31 +125,27 @@ class RateLimiter:
         return allowed
 
 
+@dataclass(eq=False)
 class FairTurns:
     """Limit on the number of requests or connections that are served at a time, which is fair between clients.
 
     Clients that wait are served in turn, one request each, however many requests each of them has.
 
     For the thread of the event loop.
-
-    Parameters
-    ----------
-    at_once
-        Turns at a time.
-    each
-        Turns of one client at a time.
-    pause
-        Seconds from the end of a turn to the one that takes its place.
-    newest_first
-        Whether the newest request of a client is served first. If a client sends more requests than can be served,
-        some are then served soon; with the oldest first, each would wait for all before it.
     """
 
-    def __init__(self, at_once: int, *, each: int = 1, pause: float = 0.0, newest_first: bool = False) -> None:
-        self._free = at_once
-        self._each = each
-        self._pause = pause
-        self._newest_first = newest_first
+    #: Turns at a time.
+    at_once: int
+    #: Turns of one client at a time.
+    each: int = 1
+    #: Seconds from the end of a turn to the one that takes its place.
+    pause: float = 0.0
+    #: Whether the newest request of a client is served first. If a client sends more requests than can be served, some
+    #: are then served soon; with the oldest first, each would wait for all before it.
+    newest_first: bool = False
+
+    def __post_init__(self) -> None:
+        self._free = self.at_once
         self._held: Counter[str] = Counter()
         #: Those who wait, by client, in order of their turns.
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -175,7 +172,7 @@ class FairTurns:
     async def _take(self, client: str, connection: AcceptedSocket | Connection) -> None:
         if connection.closing:
             raise client_gone()
-        if self._free and self._held[client] < self._each:
+        if self._free and self._held[client] < self.each:
             self._hold(client)
             return
         granted = connection.turn = asyncio.get_running_loop().create_future()
@@ -190,8 +187,8 @@ class FairTurns:
             raise
 
     def _give_back(self, client: str) -> None:
-        if self._pause:
-            asyncio.get_running_loop().call_later(self._pause, self._end, client)
+        if self.pause:
+            asyncio.get_running_loop().call_later(self.pause, self._end, client)
         else:
             self._end(client)
 
@@ -205,11 +202,11 @@ class FairTurns:
         if not self._held[client]:
             del self._held[client]
         while self._free:
-            following = next((each for each in self._waiting if self._held[each] < self._each), None)
+            following = next((each for each in self._waiting if self._held[each] < self.each), None)
             if following is None:
                 return
             requests = self._waiting.pop(following)
-            granted = requests.pop() if self._newest_first else requests.popleft()
+            granted = requests.pop() if self.newest_first else requests.popleft()
             if not granted.done():  # it waits still
                 self._hold(following)
                 granted.set_result(None)
