@@ -304,6 +304,9 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.+ /:-]{0,127}"
 #: What a message says of such names.
 NAME_RULE = "a name of 1 to 128 characters (A-Z a-z 0-9 space _ . + / : -) that begins with a letter or digit"
 Name = Annotated[str, Text(128, NAME, NAME_RULE)]
+AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
+#: The first part of the keys of a cluster's jobs.
+ClusterName = Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")]
 #: What a task asks for or a node has: ``{"cpu": 2, "gpu": 1}`` or ``"cpu:2,gpu:1,memory:4G"``; not nothing.
 Demand = Annotated[Resources, PlainValidator(_resources)]
 #: Put before ``Text``: line breaks and runs of spaces become one space.

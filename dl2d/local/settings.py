@@ -15,7 +15,7 @@ from pydantic import PlainValidator, model_validator
 
 from dl2d.core.cluster import Node
 from dl2d.core.errors import shown
-from dl2d.core.input_validation import Demand, Items, ManagerSettings, Record, Text, Whole, bad
+from dl2d.core.input_validation import ClusterName, Demand, Items, ManagerSettings, Record, Text, Whole, bad
 from dl2d.core.resources import Resources
 
 MAX_NODES = 10_000
@@ -52,7 +52,7 @@ class LocalSettings(ManagerSettings):
     """Checked settings of the local resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys.
-    cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "local"
+    cluster: ClusterName = "local"
     #: Folder for records and output; made where it does not exist.
     state_dir: Annotated[Path, PlainValidator(_folder)]
     #: Empty: this machine.

@@ -12,7 +12,17 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator
 
-from dl2d.core.input_validation import Items, ManagerSettings, Number, Record, Text, Whole, bad
+from dl2d.core.input_validation import (
+    AbsolutePath,
+    ClusterName,
+    Items,
+    ManagerSettings,
+    Number,
+    Record,
+    Text,
+    Whole,
+    bad,
+)
 from dl2d.core.resource_manager import Yields
 from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
 from dl2d_slurm.commands.command_output_values import TIME_SPAN
@@ -105,15 +115,12 @@ class SlurmStaticJobRule(StaticJobRule):
         return named and fnmatchcase(name, self.name) and fnmatchcase(comment, self.comment)
 
 
-AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSettings(ManagerSettings):
     """Checked settings of the Slurm resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys; "" asks Slurm for its ClusterName.
-    cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = ""
+    cluster: ClusterName = ""
     #: Partitions whose nodes dl2d sees and in which tasks run, each in that of its anchor if this is one of them; ""
     #: for all nodes, and for each task the partition of its anchor.
     partition: Annotated[

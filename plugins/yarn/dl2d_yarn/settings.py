@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar
 
-from dl2d.core.input_validation import Items, ManagerSettings, Number, Text, Whole
+from dl2d.core.input_validation import AbsolutePath, ClusterName, Items, ManagerSettings, Number, Text, Whole
 from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
 
-AbsolutePath = Annotated[str, Text(4096, r"/[^\x00]*", "an absolute path")]
 _Attribute = Annotated[
     str, Text(300, r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+=[A-Za-z0-9_.-]+", "an attribute such as nm.yarn.io/gpu=a100")
 ]
@@ -43,7 +42,7 @@ class YarnSettings(ManagerSettings):
     """Checked settings of the YARN resource manager."""
 
     #: Name of the cluster, the first part of its jobs' keys.
-    cluster: Annotated[str, Text(64, "[A-Za-z0-9_-]+", "up to 64 letters, digits, _ or -")] = "yarn"
+    cluster: ClusterName = "yarn"
     #: Web addresses of the ResourceManagers; a standby's redirects are followed to these only.
     addresses: Annotated[tuple[_Address, ...], Items(16)]
     #: User name that is sent where the cluster has simple authentication; "" is the first part of the principal where
