@@ -76,7 +76,7 @@ def test_settings_to_change_are_named(key: str, value: str, said: str) -> None:
 def test_a_template_that_cannot_be_used_is_told() -> None:
     good, text = found(GOOD, settings={"template": "/no/such/file.json"})["yarn template"]
     assert not good
-    assert text.startswith("resource_manager.yarn.template: /no/such/file.json cannot be used")
+    assert text.startswith("resource_manager.yarn.template: /no/such/file.json: No such file or directory")
 
 
 def test_a_user_that_may_not_act_for_others_is_told() -> None:
