@@ -241,7 +241,7 @@ def receive(
         if reached is None or (reached is TaskState.DRAINED and task.state.wanted and not lost):
             continue
         if reached.rank > task.state.rank:
-            note = f"its coordinator gave it up: {_plain(member.how)}" if lost and task.state.wanted else None
+            note = f"its coordinator gave up this task: {_plain(member.how)}" if lost and task.state.wanted else None
             changes.append(TaskChange(job.key, task.id, reached, note=note))
     not_recorded = set(unknown)
     if job.static:  # the store has none of its tasks: its coordinator starts them itself

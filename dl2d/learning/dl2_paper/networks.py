@@ -235,7 +235,7 @@ def adopt(network: Net, start: Checkpoint, encoding: ObservationEncoding) -> Non
         load_weights(network, weights, "policy")
     except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
         raise CheckpointError(
-            f"start: the checkpoint's network has another shape than the one to train: {error!r}"
+            f"start: the checkpoint's network has another shape than the one to train: {type(error).__name__}: {error}"
         ) from None
 
 

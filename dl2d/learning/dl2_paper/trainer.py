@@ -404,14 +404,16 @@ class _Training:
             self.round, self.decisions = int(words["round"]), int(words["decisions"])
             self._history = list(words["history"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"resume: the state is damaged: {error!r}") from None
+            raise CheckpointError(f"resume: the state is damaged: {type(error).__name__}: {error}") from None
 
 
 def _encoding_of(start: Checkpoint) -> ObservationEncoding:
     try:
         return ObservationEncoding.of(start.settings)
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"start: the checkpoint lacks what training needs: {error!r}") from None
+        raise CheckpointError(
+            f"start: the checkpoint lacks what training needs: {type(error).__name__}: {error}"
+        ) from None
 
 
 def continuing(settings: Settings, start: Checkpoint) -> Settings:
@@ -424,5 +426,7 @@ def continuing(settings: Settings, start: Checkpoint) -> Settings:
         hidden = int(start.weights["policy.1.weight"].shape[0])
         window = int(start.settings["window"]) if network is NetworkKind.DENSE else settings.window
     except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"start: the checkpoint lacks what training needs: {error!r}") from None
+        raise CheckpointError(
+            f"start: the checkpoint lacks what training needs: {type(error).__name__}: {error}"
+        ) from None
     return replace(settings, teacher="", network=network, hidden=hidden, window=window)

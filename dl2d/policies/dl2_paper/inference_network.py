@@ -117,7 +117,9 @@ def network_of(weights: Arrays, settings: Mapping[str, Any]) -> Network:
     except FloatingPointError as error:
         raise CheckpointError(f"dl2-original: the weights are too large: {error}") from None
     except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise CheckpointError(f"dl2-original: weights and settings do not belong together: {error!r}") from None
+        raise CheckpointError(
+            f"dl2-original: weights and settings do not belong together: {type(error).__name__}: {error}"
+        ) from None
     if answer.shape != (1, encoding.void + 1):
         what = f"a window of {encoding.window} {encoding.void + 1}"
         raise CheckpointError(f"dl2-original: the network has {answer.shape[1]} actions, {what}")

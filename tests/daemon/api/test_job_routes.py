@@ -700,7 +700,7 @@ class TestHeartbeat:
             assert world.heartbeat(job, state="running", members=members).status_code == 200
             lost = next(task for task in world.tasks(job) if task.id == "worker-0")
             assert lost.state is state
-        assert lost.note == "its coordinator gave it up: silent for 31 s"
+        assert lost.note == "its coordinator gave up this task: silent for 31 s"
         report = world.tick(1.0)
         assert [start.role for start in report.plan.starts] == [Role.WORKER]
         assert world.manager.stopped == []
