@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from dl2d.cli.daemon_access.job_views_from_store_or_api import job_source
-from dl2d.cli.jobs.job_summary import allocation_json
 from dl2d.cli.output import moment, print_json, print_tables, table
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH
@@ -146,8 +145,8 @@ def _change_json(entry: DecisionEntry) -> dict[str, object]:
         "policy": entry.policy,
         "policy_version": entry.policy_version,
         "inputs_hash": entry.inputs_hash,
-        "previous": allocation_json(entry.decided.previous),
-        "allocation": allocation_json(entry.decided.allocation),
+        "previous": entry.decided.previous._asdict(),
+        "allocation": entry.decided.allocation._asdict(),
         "constraint": reason.constraint,
         "why": reason.text,
     }

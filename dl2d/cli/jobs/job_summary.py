@@ -10,7 +10,7 @@ from dataclasses import replace
 from dl2d.cli.output import duration
 from dl2d.core.cluster import Task
 from dl2d.core.job_views import JobStatus
-from dl2d.core.jobs import Allocation, Job, JobState, Role
+from dl2d.core.jobs import Job, JobState, Role
 
 #: Relative difference below which the epochs of a script count as those that its job file declares.
 _SAME_EPOCHS = 0.001
@@ -72,8 +72,8 @@ def job_json(status: JobStatus) -> dict[str, object]:
         "user": job.owner.user,
         "model": job.request.model,
         "state": job.state,
-        "allocation": allocation_json(Allocation(progress.workers, progress.ps)),
-        "decided": None if decided is None else allocation_json(decided.allocation),
+        "allocation": {"workers": progress.workers, "ps": progress.ps},
+        "decided": None if decided is None else decided.allocation._asdict(),
         "epoch": progress.epoch,
         "epochs": job.request.epochs,
         "script_epochs": job.script_epochs,
@@ -97,8 +97,3 @@ def job_json(status: JobStatus) -> dict[str, object]:
 def as_of_now(job: Job) -> Job:
     """A job with its progress until now, where only the time that it has run is known."""
     return replace(job, progress=job.progress_at(time.time()))
-
-
-def allocation_json(allocation: Allocation) -> dict[str, int]:
-    """An allocation for ``--json``."""
-    return {"workers": allocation.workers, "ps": allocation.ps}

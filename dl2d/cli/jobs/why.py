@@ -11,7 +11,6 @@ import typer
 
 from dl2d.cli.daemon_access.job_views_from_store_or_api import job_source
 from dl2d.cli.jobs.job_summary import (
-    allocation_json,
     as_of_now,
     job_json,
     remark_on,
@@ -221,7 +220,7 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         "slot": entry.slot,
         "at": entry.at,
         "inputs_hash": entry.inputs_hash,
-        "previous": allocation_json(entry.decided.previous),
+        "previous": entry.decided.previous._asdict(),
         **_entry_json(entry),
         "deferred": [
             {"role": item.role, "count": item.count, "nearest": item.nearest, "limit": item.limit,
@@ -230,8 +229,8 @@ def _decision_json(answer: Answer) -> dict[str, object]:
         ],
         "may_use": view.may_use,
         "given_more": [
-            {"job": each.job.id, "previous": allocation_json(each.previous),
-             "allocation": allocation_json(each.allocation)}
+            {"job": each.job.id, "previous": each.previous._asdict(),
+             "allocation": each.allocation._asdict()}
             for each in view.grown
         ],
         "failures": [{"what": failure.what, "error": failure.error} for failure in view.failures],
@@ -248,11 +247,11 @@ def _entry_json(entry: DecisionEntry) -> dict[str, object]:
     return {
         "policy": entry.policy,
         "policy_version": entry.policy_version,
-        "allocation": allocation_json(decided.allocation),
+        "allocation": decided.allocation._asdict(),
         "reason": decided.reason,
         "measure": entry.measure,
         "alternatives": [
-            {"allocation": allocation_json(option.allocation), "score": option.score} for option in decided.alternatives
+            {"allocation": option.allocation._asdict(), "score": option.score} for option in decided.alternatives
         ],
         "guarded": decided.guarded,
     }

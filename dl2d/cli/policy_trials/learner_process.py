@@ -34,20 +34,19 @@ def main(config: Path) -> None:
         settings = load_settings(config)
         stand_back(settings.learning.memory_mib)
         threading.Thread(target=_end_with_the_daemon, name="daemon", daemon=True).start()
-        done = _learn(settings)
+        print(json.dumps({"candidate": str(_learn(settings))}))  # noqa: T201
+        return
     except Dl2dError as error:
-        print(f"dl2d: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        problem = str(error)
     except ModuleNotFoundError as error:
         if (missing := missing_extra(error, "the learner")) is None:
             raise
-        print(f"dl2d: {missing}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        problem = str(missing)
     except MemoryError:
         limit = settings.learning.memory_mib
-        print(f"dl2d: the learner needs more than {limit} MiB of memory; raise learning.memory_mib", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
-    print(json.dumps({"candidate": str(done)}))  # noqa: T201
+        problem = f"the learner needs more than {limit} MiB of memory; raise learning.memory_mib"
+    print(f"dl2d: {problem}", file=sys.stderr)  # noqa: T201
+    sys.exit(1)
 
 
 def stand_back(memory_mib: int) -> None:
