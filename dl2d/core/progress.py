@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
+
+#: Is told how many of how many are done.
+Count = Callable[[int, int], None]
 
 
 class Tell(Protocol):
@@ -11,6 +15,10 @@ class Tell(Protocol):
     def __call__(self, what: str, done: int, total: int, note: str = "") -> None:
         """Tell."""
         ...
+
+
+def uncounted(done: int, total: int) -> None:
+    """Show nothing. Implements ``Count``."""
 
 
 def silent(what: str, done: int, total: int, note: str = "") -> None:

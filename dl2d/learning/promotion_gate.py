@@ -18,6 +18,7 @@ from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.policy_registry import TrialCase
+from dl2d.core.progress import Count, uncounted
 from dl2d.learning.site_records.recorded_scheduler import RecordedScheduler
 from dl2d.learning.site_records.split_of_recorded_days import Case
 from dl2d.simulation.replay import Rules, replay
@@ -255,7 +256,7 @@ def compare(
     rules: GuardRules,
     settings: GateSettings,
     timer: Callable[[], float],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = uncounted,
 ) -> Compared:
     """Replay both policies under the daemon's guard, floors and time-outs with what resizes cost, and judge.
 
@@ -276,8 +277,7 @@ def compare(
     ended, total = 0, 2 * sum(len(case.workload.jobs) for case in cases)
 
     def show(done: int, _: int) -> None:
-        if progress is not None:
-            progress(ended + done, total)
+        progress(ended + done, total)
 
     for number, case in enumerate(cases):
         times = {}

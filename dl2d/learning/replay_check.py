@@ -17,6 +17,7 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Count, uncounted
 from dl2d.learning.site_records.digital_twin import Speeds, workload_of
 from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.replay import IdleCluster, Rules, replay
@@ -84,7 +85,7 @@ def replay_check(
     *,
     clock: Callable[[], float],
     most_seconds: float,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = uncounted,
 ) -> ReplayCheck:
     """Replay a policy on workloads, whose names follow "in a replay of", until something is wrong or time is up.
 
@@ -98,8 +99,7 @@ def replay_check(
     def show(done: int, _: int) -> None:
         nonlocal ended
         ended = before + done
-        if progress is not None:
-            progress(ended, total)
+        progress(ended, total)
         if clock() > until:
             raise _TimeUp
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from dl2d.core.progress import Count, uncounted
 from dl2d.learning.dl2.training import State, TrainingSettings
 from dl2d.policies.common.checkpoint import writing
 from dl2d.simulation.policy_lookup import replay_by_name
@@ -17,9 +18,7 @@ from dl2d.simulation.workload.format import Workload
 BASELINES = ("drf", "optimus-true", "lookahead-true")
 
 
-def baselines(
-    workloads: Sequence[Sequence[Workload]], progress: Callable[[int, int], None] | None = None
-) -> dict[str, tuple[float, ...]]:
+def baselines(workloads: Sequence[Sequence[Workload]], progress: Count = uncounted) -> dict[str, tuple[float, ...]]:
     """Mean completion times in slots by policy, for each list of workloads, under preset ``dl2-paper``."""
     chosen = preset(PresetName.DL2_PAPER)
     total, done = len(BASELINES) * sum(map(len, workloads)), 0
@@ -30,8 +29,7 @@ def baselines(
             for workload in list_:
                 times.append(replay_by_name(name, workload, chosen).avg_jct)
                 done += 1
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
             means[name].append(float(np.mean(times)))
     return {name: tuple(values) for name, values in means.items()}
 

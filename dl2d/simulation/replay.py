@@ -22,6 +22,7 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Count, uncounted
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_resource_manager import MemoryManager
@@ -154,7 +155,7 @@ def replay(
     rules: Rules | None = None,
     seed: int = 0,
     timer: Callable[[], float],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = uncounted,
     keep_series: bool = False,
     awaited: Collection[str] = (),
 ) -> Replayed:
@@ -174,8 +175,7 @@ def replay(
     run = _Run(workload, policy, placement, rules or Rules(), seed, timer, SlotRecorder(keep=keep_series), awaited)
     while not run.done:
         run.slot()
-        if progress is not None:
-            progress(len(run.outcomes), len(workload.jobs))
+        progress(len(run.outcomes), len(workload.jobs))
     return Replayed(
         policy=policy.name,
         jobs=tuple(run.outcomes[job.id] for job in workload.jobs if job.id in run.outcomes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection, and_, func, select
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, and_, func, select
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds_and_losses import TrainingKind
+from dl2d.core.progress import Count
 from dl2d.core.resources import Resources
 from dl2d.core.store import ClusterState, History, RecordedSizes
 from dl2d.store.tables.jobs import JobRow, job_of
@@ -25,9 +26,7 @@ from dl2d.store.tables.slots_and_decisions import DecisionRow, SlotRow, snapshot
 _HOUR = 3600.0
 
 
-def read_history(
-    connection: Connection, begin: float, end: float, *, unreported: bool, progress: Callable[[int, int], None]
-) -> History:
+def read_history(connection: Connection, begin: float, end: float, *, unreported: bool, progress: Count) -> History:
     """See ``SqlStore.history``."""
     there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
     found = list(map(job_of, connection.execute(select(*columns(JobRow)).where(there))))
@@ -105,7 +104,7 @@ def _jobs_complete_from(connection: Connection, states: Sequence[ClusterState], 
 
 def _cluster_states(
     connection: Connection, slots: Iterable[tuple[int, float, str]], *, unreported: bool,
-    progress: Callable[[int, int], None],
+    progress: Count,
 ) -> Iterable[ClusterState]:  # fmt: skip
     """The cluster in the first slot of each hour."""
     hours: dict[int, tuple[int, str]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from sqlalchemy import Connection, select, update
@@ -17,6 +17,7 @@ from sqlalchemy import Connection, select, update
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.jobs import JobKey, Progress
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
+from dl2d.core.progress import Count, uncounted
 from dl2d.core.store import History, LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema_version
 from dl2d.store.database import Database, StoreLocation
@@ -185,16 +186,14 @@ class SqlStore(SqlJobs, SqlTasks, SqlResizes, SqlRuntimePlans, SqlSlots, SqlGuar
         with self._database.reading("reading measured speeds") as connection:
             return speeds(connection, kinds, others)
 
-    def history(
-        self, begin: float, end: float, *, unreported: bool = False, progress: Callable[[int, int], None] | None = None
-    ) -> History:
+    def history(self, begin: float, end: float, *, unreported: bool = False, progress: Count = uncounted) -> History:
         """What was recorded in that time. Commands and environments are left out.
 
         ``unreported``: also of jobs that no coordinator reports on. Their epochs are the hours that they ran.
         ``progress`` is told how many of how many recorded hours are read.
         """
         with self._database.reading("reading what was recorded") as connection:
-            return read_history(connection, begin, end, unreported=unreported, progress=progress or (lambda *_: None))
+            return read_history(connection, begin, end, unreported=unreported, progress=progress)
 
     def prune(self, keep: RetentionTimes, now: float) -> int:
         """Delete some rows that are too old, or give back some space; returns 0 if there is nothing left to do."""

@@ -12,7 +12,7 @@ right ones unknown). Which states are visited depends on the weights, so they ar
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
-from dl2d.core.progress import Tell, silent
+from dl2d.core.progress import Count, Tell, silent
 from dl2d.learning.site_records.recorded_decisions import (
     MIN_JOBS,
     Recording,
@@ -200,7 +200,7 @@ _NONE = _States(np.zeros((0, len(FEATURES))), np.zeros(0, bool), np.zeros(0, int
 
 def _states_of(
     policy: Dl2, weights: Floats, recordings: Sequence[Recording], rng: np.random.Generator, max_steps: int,
-    progress: Callable[[int, int], None],
+    progress: Count,
 ) -> _States:  # fmt: skip
     """States of recorded slots, drawn at random until they have ``max_steps`` steps together.
 
@@ -263,9 +263,7 @@ class _Stop(Exception):
     """Learning ends here."""
 
 
-def _fit(
-    start: Floats, shown: _States, stopping: _States, progress: Callable[[int, int], None]
-) -> tuple[Floats, list[float]]:
+def _fit(start: Floats, shown: _States, stopping: _States, progress: Count) -> tuple[Floats, list[float]]:
     """Minimise the loss by L-BFGS; returns the weights with the lowest loss on held-out states, and the losses.
 
     ``progress`` is told how many of how many iterations are over.

@@ -6,7 +6,7 @@ Everything follows from the settings, the workloads and the seed; no clock decid
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
+from dl2d.core.progress import Count, uncounted
 from dl2d.learning import interrupted_training
 from dl2d.learning.dl2.evolution_strategy import Search, Step, advance
 from dl2d.learning.dl2.rollout import Measurements, RolloutWorkloads, measuring, rollout
@@ -133,13 +134,12 @@ class Trainer:
         self._compiled_validation = RolloutWorkloads([one for list_ in self.validation for one in list_])
         self._slot_seconds = float(np.median([one.slot_seconds for one in training]))
 
-    def explore(self, progress: Callable[[int, int], None] | None = None) -> State:
+    def explore(self, progress: Count = uncounted) -> State:
         """Measure, with initial weights, until what is there to be known is known; then a first look."""
         settings, measurements = self.settings, Measurements()
         weights = initial_weights(settings.hidden, np.random.default_rng([settings.seed, _BEGINNING]))
         for number in range(settings.rounds):
-            if progress is not None:
-                progress(number, settings.rounds)
+            progress(number, settings.rounds)
             rng = np.random.default_rng([settings.seed, _EXPLORING, number])
             frontiers = self._compiled.frontiers(GaussianProcess(by_kind(measurements.speeds())), settings.optimism)
             workloads = self._draw(settings.explored, rng)

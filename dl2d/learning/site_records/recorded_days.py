@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
+from dl2d.core.progress import Count, uncounted
 from dl2d.core.resources import Resources
 from dl2d.core.store import ClusterState, History, RecordedSizes
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
@@ -94,7 +95,7 @@ def day_name(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
-def days_of(history: History, progress: Callable[[int, int], None] | None = None) -> tuple[Day, ...]:
+def days_of(history: History, progress: Count = uncounted) -> tuple[Day, ...]:
     """The whole days (UTC) of a history on which jobs came, oldest first.
 
     Left out are days of which half or less was recorded, those of which jobs or decisions were deleted, jobs of kinds
@@ -105,8 +106,7 @@ def days_of(history: History, progress: Callable[[int, int], None] | None = None
     numbers = range(int(begin // DAY_SECONDS), int(history.end // DAY_SECONDS))
     days, recorded = [], _recorded_seconds(history)
     for done, number in enumerate(numbers):
-        if progress is not None:
-            progress(done, len(numbers))
+        progress(done, len(numbers))
         begin = number * DAY_SECONDS
         name = day_name(begin)
         day = _between(history, begin, begin + DAY_SECONDS, name)

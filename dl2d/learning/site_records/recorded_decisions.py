@@ -16,6 +16,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
+from dl2d.core.progress import Count, uncounted
 from dl2d.policies.drf import Drf
 from dl2d.tick.decision.observed_decision import OBSERVED
 
@@ -239,7 +240,7 @@ def sizes_of(policy: Policy, seed: int) -> Callable[[Recording], Mapping[JobKey,
 
 def compare_sizes(
     decide: Callable[[Recording], Mapping[JobKey, Allocation]], recordings: Sequence[Recording],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = uncounted,
 ) -> SizeComparison:  # fmt: skip
     """Compare the sizes that ``decide`` gives to the jobs of recorded slots with the recorded ones.
 
@@ -247,8 +248,7 @@ def compare_sizes(
     """
     jobs = same = tasks = differing = started = started_same = given_to_waiting = 0
     for number, each in enumerate(recordings):
-        if progress is not None:
-            progress(number, len(recordings))
+        progress(number, len(recordings))
         sizes = decide(each)
         for entry in each.decision.jobs:
             got, wanted = sizes[entry.job], entry.allocation
