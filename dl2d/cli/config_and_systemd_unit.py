@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dl2d.cli.shared_options import option
 from dl2d.config.settings import DEFAULT_PATH, load_settings, shipped
 from pslite.launch.daemon_connection.daemon_address_file import default_file
 
@@ -19,10 +20,10 @@ def config() -> None:
 
 
 def unit(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Configuration file of the service.")] = DEFAULT_PATH,
+    config: Annotated[Path, option("Configuration file of the service.", "--config", "-c")] = DEFAULT_PATH,
     local_jobs: Annotated[
         bool,
-        typer.Option("--local-jobs", help="Print the drop-in that gives the local manager's jobs GPUs and homes."),
+        option("Print the drop-in that gives the local manager's jobs GPUs and homes.", "--local-jobs"),
     ] = False,
 ) -> None:
     """Print the systemd unit with this installation's path: `dl2d unit > /etc/systemd/system/dl2d.service`."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.output import console
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import SchemaOutdated
 from dl2d.store import schema_version
@@ -54,7 +54,7 @@ def grant(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder for the files: an empty one, or a new one, which is made.")],
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given several times.")] = None,
+    table: Annotated[list[str] | None, option("Only this table; may be given several times.")] = None,
     config: ConfigOption = DEFAULT_PATH,
     as_json: JsonOption = False,
 ) -> None:

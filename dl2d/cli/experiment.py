@@ -12,7 +12,7 @@ import typer
 
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.shared_options import JsonOption
+from dl2d.cli.shared_options import JsonOption, option
 from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
     Experiment,
@@ -49,43 +49,35 @@ class ExecutorName(enum.StrEnum):
 @app.command("run")
 def run(
     name: ExperimentArgument,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the results. Default: experiment-out/NAME.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, max=1024, help="Processes. Default: one per CPU.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Other seeds: how many (5 means 0 to 4), or a list such as 0,3,7.")
-    ] = None,
-    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="Other policies; may be repeated.")] = None,
+    out: Annotated[Path | None, option("Folder of the results. Default: experiment-out/NAME.", "--out", "-o")] = None,
+    jobs: Annotated[int | None, option("Processes. Default: one per CPU.", "--jobs", "-j", min=1, max=1024)] = None,
+    seeds: Annotated[str | None, option("Other seeds: how many (5 means 0 to 4), or a list such as 0,3,7.")] = None,
+    policy: Annotated[list[str] | None, option("Other policies; may be repeated.", "--policy", "-p")] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Other workloads than the definition's: files or patterns of files; may be repeated. Some are tested "
+            "on, others learned from and chosen by.",
             "--workload",
             "-w",
-            help="Other workloads than the definition's: files or patterns of files; may be repeated. Some are tested "
-            "on, others learned from and chosen by.",
         ),
     ] = None,
     kinds: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "A workload file with your speeds and one job of each kind, for experiments that draw from it.",
             "--kinds",
             "-k",
             metavar="FILE",
-            help="A workload file with your speeds and one job of each kind, for experiments that draw from it.",
         ),
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="quick: a shorter version that takes some minutes; not every experiment has one.")
+        Scale, option("quick: a shorter version that takes some minutes; not every experiment has one.")
     ] = Scale.FULL,
     executor: Annotated[
-        ExecutorName, typer.Option(help="local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
+        ExecutorName, option("local: processes here; ray: a Ray cluster (RAY_ADDRESS).")
     ] = ExecutorName.LOCAL,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the folder's run: only what is missing.")
-    ] = False,
+    resume: Annotated[bool, option("Go on with the folder's run: only what is missing.", "--resume")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run an experiment and write its report.

@@ -12,7 +12,7 @@ import typer
 from dl2d.cli.daemon_access.open_store import open_store, store_if_current
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import shown_progress
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
 from dl2d.core.errors import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Policies, which decide how many tasks each job gets.")
 
-_ReasonOption = Annotated[str, typer.Option("--reason", help="Reason to record.")]
+_ReasonOption = Annotated[str, option("Reason to record.", "--reason")]
 
 
 @app.callback()
@@ -104,7 +104,7 @@ def list_policies(as_json: JsonOption = False, config: ConfigOption = DEFAULT_PA
 def promote(
     version: Annotated[str, typer.Argument(help="First digits of a version's digest, or the folder of a checkpoint.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Promote even if the gate refuses. Needs --reason, which is recorded.")
+        bool, option("Promote even if the gate refuses. Needs --reason, which is recorded.", "--force")
     ] = False,
     reason: _ReasonOption = "",
     as_json: JsonOption = False,

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import structlog
-import typer
 
 from dl2d.cli.logging import configure_logging
-from dl2d.cli.shared_options import ConfigOption
+from dl2d.cli.shared_options import ConfigOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.key_and_address_files import exposed_folder
@@ -31,7 +30,7 @@ _ADVICE = "chown it to the daemon's account, or set state_dir to another folder"
 def run(
     config: ConfigOption = DEFAULT_PATH,
     standby: Annotated[
-        bool, typer.Option("--standby", help="If another daemon holds the store, wait and take over when it ends.")
+        bool, option("If another daemon holds the store, wait and take over when it ends.", "--standby")
     ] = False,
 ) -> None:
     """Run the daemon until SIGTERM; SIGHUP reads the configuration again."""

@@ -14,7 +14,7 @@ from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, print_text, table
 from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError, counted
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
 
 def shadow(
-    days: Annotated[
-        float, typer.Option("--days", min=0.01, help="How many of the last days to compare, and to replay.")
-    ] = 7.0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many jobs to list.")] = 20,
+    days: Annotated[float, option("How many of the last days to compare, and to replay.", "--days", min=0.01)] = 7.0,
+    limit: Annotated[int, option("How many jobs to list.", "--limit", "-n", min=1)] = 20,
     saved: Annotated[
         bool,
-        typer.Option("--saved/--no-saved", help="Replay recorded days to see how much sooner jobs would have ended."),
+        option("Replay recorded days to see how much sooner jobs would have ended.", "--saved/--no-saved"),
     ] = True,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+
+def option(line: str, *names: str, **more: Any) -> Any:
+    """An option with its line of the help; see ``typer.Option``."""
+    return typer.Option(*names, help=line, **more)
+
+
 ConfigOption = Annotated[
     Path,
-    typer.Option(
-        "--config",
-        "-c",
-        help="Configuration file.",
-        envvar="DL2D_CONFIG",
-        readable=False,  # some commands do without: they decide what to say
-    ),
+    # Not checked to be readable: some commands do without, and decide what to say.
+    option("Configuration file.", "--config", "-c", envvar="DL2D_CONFIG", readable=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonOption = Annotated[bool, option("Print JSON instead of text.", "--json")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, name or cluster.id.submitted of a job.")]
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dl2d.cli.output import print_tables, table
 from dl2d.cli.progress_display import shown_progress
-from dl2d.cli.shared_options import JsonOption, options_given
+from dl2d.cli.shared_options import JsonOption, option, options_given
 from dl2d.core.errors import WorkloadError, printable
 from dl2d.core.json_codec import as_plain
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
@@ -28,35 +28,31 @@ from dl2d.simulation.workload.sources import load_source, source_forms
 
 def simulate(
     context: typer.Context,
-    workload: Annotated[
-        str, typer.Option("--workload", "-w", help=f"What to replay: {source_forms()} (docs/workloads.md).")
-    ],
+    workload: Annotated[str, option(f"What to replay: {source_forms()} (docs/workloads.md).", "--workload", "-w")],
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Policy to run; may be repeated. Default: drf.")
+        list[str] | None, option("Policy to run; may be repeated. Default: drf.", "--policy", "-p")
     ] = None,
     preset_name: Annotated[
         PresetName | None,
-        typer.Option(
+        option(
+            "dl2-paper: rules of the DL2 authors' simulator. realistic: costs and failures as on a real cluster.",
             "--preset",
-            help="dl2-paper: rules of the DL2 authors' simulator. realistic: costs and failures as on a real cluster.",
         ),
     ] = None,
     options: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A cost, noise or failure, also on top of a preset; may be repeated (docs/simulator.md).",
             "--with",
             metavar="OPTION=NUMBER",
-            help="A cost, noise or failure, also on top of a preset; may be repeated (docs/simulator.md).",
         ),
     ] = None,
-    placement: Annotated[str, typer.Option(help="Placement. Not with --preset, which has its own.")] = "load_balance",
+    placement: Annotated[str, option("Placement. Not with --preset, which has its own.")] = "load_balance",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="Checkpoint of a learned policy: a folder that `dl2d train` wrote. Default: the shipped one."
-        ),
+        option("Checkpoint of a learned policy: a folder that `dl2d train` wrote. Default: the shipped one."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random policies and workloads.")] = 0,
+    seed: Annotated[int, option("Seed of random policies and workloads.", min=0)] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a workload under one policy after another and compare completion times.

@@ -31,7 +31,7 @@ from dl2d.cli.jobs.job_file import JobFile, is_batch_script, read_batch_script, 
 from dl2d.cli.jobs.status import MODE_WORDS
 from dl2d.cli.optional_packages import MissingExtraError
 from dl2d.cli.output import print_json, print_text
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
@@ -88,14 +88,12 @@ def check(
     ] = None,
     probe: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Submit a small job that checks from a node that jobs reach the daemon; it takes up to two minutes.",
             "--slurm-probe",
-            help="Submit a small job that checks from a node that jobs reach the daemon; it takes up to two minutes.",
         ),
     ] = False,
-    probe_user: Annotated[
-        str, typer.Option("--probe-user", metavar="NAME", help="Submit it as this user, which root may.")
-    ] = "",
+    probe_user: Annotated[str, option("Submit it as this user, which root may.", "--probe-user", metavar="NAME")] = "",
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:

@@ -32,7 +32,7 @@ from dl2d.cli.jobs.status import arrow
 from dl2d.cli.jobs.submit import job_environment
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.output import number, print_json, print_tables, table
-from dl2d.cli.shared_options import JsonOption
+from dl2d.cli.shared_options import JsonOption, option
 from dl2d.config.settings import Settings, load_settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.job_views import JobStatus
@@ -56,9 +56,9 @@ class DemoError(Dl2dError):
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the picture.")] = Path("demo-out"),
-    fast: Annotated[bool, typer.Option("--fast", help="Shorter jobs.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the daemon's folder: database, logs, output.")] = False,
+    out: Annotated[Path, option("Folder of the picture.", "--out")] = Path("demo-out"),
+    fast: Annotated[bool, option("Shorter jobs.", "--fast")] = False,
+    keep: Annotated[bool, option("Keep the daemon's folder: database, logs, output.", "--keep")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train three real jobs at once on this machine, resize them meanwhile, and compare with runs that never change."""

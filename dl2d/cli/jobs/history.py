@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dl2d.cli.daemon_access.job_views_from_store_or_api import job_source
 from dl2d.cli.output import moment, print_json, print_tables, table
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.daemon_mode_and_canary import ModeChange
 from dl2d.core.job_views import MAX_LISTED, HistoryView
@@ -20,10 +20,10 @@ from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary
 
 
 def history(
-    job: Annotated[str | None, typer.Option("--job", "-j", metavar="JOB", help="Show this job only.")] = None,
+    job: Annotated[str | None, option("Show this job only.", "--job", "-j", metavar="JOB")] = None,
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="How many of the newest slots and resizes to show."),
+        option("How many of the newest slots and resizes to show.", "--limit", "-n", min=1, max=MAX_LISTED),
     ] = 20,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,

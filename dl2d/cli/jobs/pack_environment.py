@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.jobs.submit import RUNNER
+from dl2d.cli.shared_options import option
 from dl2d.core.errors import RequestError
 
 #: First lines of a script that runs the Python beside it, wherever that is; Python reads them as a text constant.
@@ -30,7 +31,7 @@ def pack(
         Path,
         typer.Argument(metavar="[VENV]", help="Folder of the virtual environment.", show_default="that of this dl2d"),
     ] = Path(sys.prefix),
-    output: Annotated[Path, typer.Option("--output", "-o", help="The archive.")] = Path("env.tar.gz"),
+    output: Annotated[Path, option("The archive.", "--output", "-o")] = Path("env.tar.gz"),
 ) -> None:
     """Pack a virtual environment for `dl2d submit --rm yarn --archive`; nodes need the same Python under its path."""
     environment = environment.resolve()

@@ -27,7 +27,7 @@ from dl2d.cli.output import (
     print_text,
     table,
 )
-from dl2d.cli.shared_options import ConfigOption, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH
 from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode_and_canary import Mode
@@ -66,16 +66,14 @@ _TASK_HEADINGS = ("TASK", "STATE", "NODE", ">SINCE", ">CPU", ">MEMORY", ">GPU", 
 
 def status(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only this job, with its tasks.")] = None,
-    every: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that ended within the last day.")] = False,
+    every: Annotated[bool, option("Also jobs that ended within the last day.", "--all", "-a")] = False,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=MAX_LISTED, help="How many of the newest jobs to show.")
+        int, option("How many of the newest jobs to show.", "--limit", "-n", min=1, max=MAX_LISTED)
     ] = 1000,
-    newest: Annotated[bool, typer.Option("--newest", help="Newest first instead of submit order.")] = False,
+    newest: Annotated[bool, option("Newest first instead of submit order.", "--newest")] = False,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", "-w", help="Keep showing, once a second (every 5 s through the job API), until Ctrl-C."
-        ),
+        option("Keep showing, once a second (every 5 s through the job API), until Ctrl-C.", "--watch", "-w"),
     ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,

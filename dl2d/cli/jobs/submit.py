@@ -19,7 +19,7 @@ from dl2d.cli.daemon_access.job_views_from_store_or_api import is_hidden
 from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.jobs.job_file import JobFile, parse_override
 from dl2d.cli.output import number, print_json, print_text
-from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.cluster import Node
 from dl2d.core.errors import (
@@ -52,20 +52,20 @@ def submit(
     ] = None,
     rm: Annotated[
         str | None,
-        typer.Option("--rm", metavar="yarn", help="Post the job's YARN service yourself, as your own user."),
+        option("Post the job's YARN service yourself, as your own user.", "--rm", metavar="yarn"),
     ] = None,
     archive: Annotated[
-        str, typer.Option(metavar="URI", help="With --rm yarn: archive of `dl2d pack`, which all containers get.")
+        str, option("With --rm yarn: archive of `dl2d pack`, which all containers get.", metavar="URI")
     ] = "",
     files: Annotated[
         list[str] | None,
-        typer.Option("--file", metavar="URI", help="With --rm yarn: a file that all containers get; may be repeated."),
+        option("With --rm yarn: a file that all containers get; may be repeated.", "--file", metavar="URI"),
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="With --rm yarn: print the service file, post nothing.")] = False,
+    show: Annotated[bool, option("With --rm yarn: print the service file, post nothing.", "--show")] = False,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Use this instead of the file's value.")
+        list[str] | None, option("Use this instead of the file's value.", "--set", metavar="KEY=VALUE")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job until it ends; exit 1 if it fails.")] = False,
+    wait: Annotated[bool, option("Follow the job until it ends; exit 1 if it fails.", "--wait")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,
 ) -> None:

@@ -20,7 +20,7 @@ from dl2d.cli.jobs.job_summary import (
 )
 from dl2d.cli.jobs.recompute_decision import Recomputed, recompute
 from dl2d.cli.output import duration, moment, print_json, print_text
-from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption
+from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings
 from dl2d.core.cluster import Task
 from dl2d.core.decision import Constraint, JobDecision, Reason
@@ -47,22 +47,22 @@ class Answer:
 
 def why(
     job: JobArgument,
-    slot: Annotated[int | None, typer.Option("--slot", min=1, help="The decision in this slot.")] = None,
+    slot: Annotated[int | None, option("The decision in this slot.", "--slot", min=1)] = None,
     every: Annotated[
-        bool, typer.Option("--all", "-a", help="All decisions on the job, oldest first, as far as --limit goes.")
+        bool, option("All decisions on the job, oldest first, as far as --limit goes.", "--all", "-a")
     ] = False,
     limit: Annotated[
         int,
-        typer.Option(
+        option(
+            "With --all: how many of the newest to show; through the job API no more than 5.",
             "--limit",
             "-n",
             min=1,
             max=MAX_LISTED,
-            help="With --all: how many of the newest to show; through the job API no more than 5.",
         ),
     ] = 100,
     again: Annotated[
-        bool, typer.Option("--recompute", help="Decide again from the recorded inputs; exit 1 if the answer differs.")
+        bool, option("Decide again from the recorded inputs; exit 1 if the answer differs.", "--recompute")
     ] = False,
     as_json: JsonOption = False,
     config: ConfigOption = DEFAULT_PATH,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.optional_packages import require_extra
-from dl2d.cli.shared_options import JsonOption, options_given
+from dl2d.cli.shared_options import JsonOption, option, options_given
 from dl2d.cli.train.train_options import Design, TrainOptions, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher
@@ -36,61 +36,51 @@ def train(
     context: typer.Context,
     workload: Annotated[
         list[str] | None,
-        typer.Option(
-            "--workload", "-w", help=f"To train on; may be repeated: {source_forms()}, or a pattern of files."
-        ),
+        option(f"To train on; may be repeated: {source_forms()}, or a pattern of files.", "--workload", "-w"),
     ] = None,
     validate: Annotated[
         list[str] | None,
-        typer.Option(help="To choose the best weights by. Default: a fifth of the files, other draws of generators."),
+        option("To choose the best weights by. Default: a fifth of the files, other draws of generators."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint, report and state.")] = Path("dl2-out"),
-    design: Annotated[Design, typer.Option(parser=read_design, help="The policy that is trained.")] = Design.DL2,
-    iterations: Annotated[int, typer.Option(min=0, help="Iterations of the search.")] = DEFAULT_ITERATIONS,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
+    out: Annotated[Path, option("Folder of checkpoint, report and state.", "--out", "-o")] = Path("dl2-out"),
+    design: Annotated[Design, option("The policy that is trained.", parser=read_design)] = Design.DL2,
+    iterations: Annotated[int, option("Iterations of the search.", min=0)] = DEFAULT_ITERATIONS,
+    seed: Annotated[int, option("Seed; the same seed gives the same weights.", min=0)] = 0,
     hidden: Annotated[
-        int, typer.Option(min=0, max=256, help="With --design dl2: hidden units of the scorer; 0: it is linear.")
+        int, option("With --design dl2: hidden units of the scorer; 0: it is linear.", min=0, max=256)
     ] = 0,
-    draws: Annotated[int, typer.Option(min=2, help="Workloads drawn from each generator.")] = 32,
+    draws: Annotated[int, option("Workloads drawn from each generator.", min=2)] = 32,
     teacher: Annotated[
-        Teacher | None, typer.Option(help="With --design dl2-original: the policy to imitate first; drf by default.")
+        Teacher | None, option("With --design dl2-original: the policy to imitate first; drf by default.")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(
-            help="With --design dl2-original: a checkpoint to begin with, such as one that `dl2d train "
-            "supervised` wrote."
+        option(
+            "With --design dl2-original: a checkpoint to begin with, such as one that `dl2d train supervised` wrote."
         ),
     ] = None,
     offline: Annotated[
         bool,
-        typer.Option(
-            "--offline",
-            help="With --design dl2-original: learn on an analytical model of speeds (the paper's OfflineRL).",
+        option(
+            "With --design dl2-original: learn on an analytical model of speeds (the paper's OfflineRL).", "--offline"
         ),
     ] = False,
-    minutes: Annotated[float | None, typer.Option(min=0, help="Stop early after so many minutes.")] = None,
+    minutes: Annotated[float | None, option("Stop early after so many minutes.", min=0)] = None,
     compare: Annotated[
         bool,
-        typer.Option(
-            "--compare/--no-compare", help="Also show the baselines' completion times on the validation workloads."
-        ),
+        option("Also show the baselines' completion times on the validation workloads.", "--compare/--no-compare"),
     ] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    resume: Annotated[bool, option("Go on with what is in the folder.", "--resume")] = False,
     twin: Annotated[
         bool,
-        typer.Option("--twin", help="Train the policy of --design further, on a simulator of this site."),
+        option("Train the policy of --design further, on a simulator of this site.", "--twin"),
     ] = False,
-    days: Annotated[int | None, typer.Option(min=2, help="With --twin: how many of the last days count.")] = None,
-    gate: Annotated[bool, typer.Option("--gate", help="With --twin: have it go live if it is surely better.")] = False,
-    store: Annotated[
-        str | None, typer.Option(help="With --twin: URL of the store, instead of the configuration's.")
-    ] = None,
+    days: Annotated[int | None, option("With --twin: how many of the last days count.", min=2)] = None,
+    gate: Annotated[bool, option("With --twin: have it go live if it is surely better.", "--gate")] = False,
+    store: Annotated[str | None, option("With --twin: URL of the store, instead of the configuration's.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", "-c", help="With --twin: configuration; not needed with --store.", envvar="DL2D_CONFIG"
-        ),
+        option("With --twin: configuration; not needed with --store.", "--config", "-c", envvar="DL2D_CONFIG"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,7 +12,7 @@ import typer
 from dl2d.cli.policy_trials.trained_policy_check import check_on_site
 from dl2d.cli.policy_trials.training_decisions import recorded_slots
 from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.shared_options import JsonOption
+from dl2d.cli.shared_options import JsonOption, option
 from dl2d.cli.train.train_options import Design, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train.train_supervised_report import (
     comparison_with_recorded,
@@ -44,50 +44,46 @@ def supervised(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Option(
-            "--config", "-c", help="Configuration that names the store and the placement.", envvar="DL2D_CONFIG"
-        ),
+        option("Configuration that names the store and the placement.", "--config", "-c", envvar="DL2D_CONFIG"),
     ] = None,
-    store: Annotated[str | None, typer.Option(help="URL of the store, instead of the configuration's.")] = None,
+    store: Annotated[str | None, option("URL of the store, instead of the configuration's.")] = None,
     design: Annotated[
         Design,
-        typer.Option(parser=read_design, help="The policy to train; dl2-original is the paper's network."),
+        option("The policy to train; dl2-original is the paper's network.", parser=read_design),
     ] = Design.DL2_PAPER,
     slots: Annotated[
         int,
-        typer.Option(
+        option(
+            "How many slots to learn from: the newest ones with jobs, without those of the days on which versions "
+            "are compared.",
             min=2,
             max=100_000,
-            help="How many slots to learn from: the newest ones with jobs, without those of the days on which versions "
-            "are compared.",
         ),
     ] = 2000,
-    policy: Annotated[str | None, typer.Option(help="Only slots in which this policy decided.")] = None,
-    loss: Annotated[SupervisedLoss, typer.Option(help="What is minimised.")] = DEFAULTS.supervised_loss,
+    policy: Annotated[str | None, option("Only slots in which this policy decided.")] = None,
+    loss: Annotated[SupervisedLoss, option("What is minimised.")] = DEFAULTS.supervised_loss,
     updates: Annotated[
         int | None,
-        typer.Option(
+        option(
+            f"Updates of the weights. Default: while the error on held-out slots falls, at most {_MAX_UPDATES}.",
             min=1,
             max=1_000_000,
-            help=f"Updates of the weights. Default: while the error on held-out slots falls, at most {_MAX_UPDATES}.",
         ),
     ] = None,
     min_jobs: Annotated[
-        int, typer.Option(min=1, help="Jobs that the recorded slots must have; with fewer nothing is learned.")
+        int, option("Jobs that the recorded slots must have; with fewer nothing is learned.", min=1)
     ] = 20,
-    network: Annotated[NetworkKind, typer.Option(help="Kind of network.")] = DEFAULTS.network,
+    network: Annotated[NetworkKind, option("Kind of network.")] = DEFAULTS.network,
     window: Annotated[
-        int, typer.Option(min=1, max=1000, help="Number of jobs in a batch (J); a shared network can see more.")
+        int, option("Number of jobs in a batch (J); a shared network can see more.", min=1, max=1000)
     ] = DEFAULTS.window,
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same weights.")] = 0,
+    seed: Annotated[int, option("Seed; the same seed gives the same weights.", min=0)] = 0,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Write a policy that is refused for its sizes or completion times. Needs --reason."
-        ),
+        option("Write a policy that is refused for its sizes or completion times. Needs --reason.", "--force"),
     ] = False,
-    reason: Annotated[str, typer.Option(help="Why, with --force; it is recorded in the checkpoint.")] = "",
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of checkpoint and report.")] = Path("dl2-out"),
+    reason: Annotated[str, option("Why, with --force; it is recorded in the checkpoint.")] = "",
+    out: Annotated[Path, option("Folder of checkpoint and report.", "--out", "-o")] = Path("dl2-out"),
     as_json: JsonOption = False,
 ) -> None:
     """Train a policy to decide as the scheduler did in the slots that the daemon recorded, whoever it was.
