@@ -20,7 +20,7 @@ from dl2d.store.tables.jobs import JobRow, job_of
 from dl2d.store.tables.kind_speeds import speeds
 from dl2d.store.tables.membership_changes import RuntimePlanRow, runtime_plan_of
 from dl2d.store.tables.resizes import GROW, ResizeEventRow, ResizeRow
-from dl2d.store.tables.row_mapping import columns, table_of
+from dl2d.store.tables.row_mapping import table_of
 from dl2d.store.tables.slots_and_decisions import DecisionRow, SlotRow, snapshot
 
 _HOUR = 3600.0
@@ -29,14 +29,14 @@ _HOUR = 3600.0
 def read_history(connection: Connection, begin: float, end: float, *, unreported: bool, progress: Count) -> History:
     """See ``SqlStore.history``."""
     there = (JobRow.submitted < end) & (JobRow.ended_at.is_(None) | (JobRow.ended_at > begin))
-    found = list(map(job_of, connection.execute(select(*columns(JobRow)).where(there))))
+    found = list(map(job_of, connection.execute(select(table_of(JobRow)).where(there))))
     jobs = in_submit_order(
         [replace(job, progress=job.progress_at(end)) for job in found if unreported or not job.unreported]
     )
     slots = _slots(connection, begin, end)
     states = tuple(_cluster_states(connection, slots, unreported=unreported, progress=progress))
     first_decided = _first_decided(connection, slots)
-    plans = select(*columns(RuntimePlanRow)).where(RuntimePlanRow.at >= begin, RuntimePlanRow.at < end)
+    plans = select(table_of(RuntimePlanRow)).where(RuntimePlanRow.at >= begin, RuntimePlanRow.at < end)
     return History(
         begin=begin,
         end=end,

@@ -25,7 +25,6 @@ from dl2d.store.tables.row_mapping import (
     VersionNumber,
     batches,
     column,
-    columns,
     decoded_json,
     table_of,
 )
@@ -101,7 +100,7 @@ class SqlCanaries(StoreTables):
 
     def canaries(self, *, limit: int = 100) -> tuple[Canary, ...]:
         """Canaries, newest first."""
-        query = select(*columns(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
+        query = select(table_of(CanaryRow)).order_by(CanaryRow.number.desc()).limit(limit)
         return tuple(_CANARY.record(row, f"canary {row.number}") for row in self._rows("listing canaries", query))
 
     def canary_jobs(self, canary: Canary) -> tuple[CanaryJob, ...]:

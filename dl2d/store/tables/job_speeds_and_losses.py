@@ -31,7 +31,6 @@ from dl2d.store.tables.row_mapping import (
     WorkersKey,
     batches,
     column,
-    columns,
     decoded_json,
     table_of,
     upsert,
@@ -122,7 +121,7 @@ def losses(connection: Connection, jobs: Mapping[int, JobKey]) -> tuple[Measured
     """See ``TickStore.losses``; ``jobs`` by number."""
     found: list[MeasuredLoss] = []
     for batch in batches(jobs):
-        for row in connection.execute(select(*columns(JobLossRow)).where(JobLossRow.job_number.in_(batch))):
+        for row in connection.execute(select(table_of(JobLossRow)).where(JobLossRow.job_number.in_(batch))):
             key = jobs[row.job_number]
             curve: LossCurve = decoded_json(row, _CURVE, f"losses of job {key.slug}")
             found.append(MeasuredLoss(key, curve.thinned()))

@@ -53,7 +53,6 @@ from dl2d.store.tables.row_mapping import (
     Values,
     batches,
     column,
-    columns,
     table_of,
     upsert,
 )
@@ -364,7 +363,7 @@ class SqlJobs(StoreTables):
     def series(self, key: JobKey) -> tuple[Progress, ...]:
         """The job's progress over time, oldest first."""
         query = (
-            select(*columns(ProgressRow))
+            select(table_of(ProgressRow))
             .join(JobRow, JobRow.number == ProgressRow.job_number)
             .where(JobRow.slug == key.slug)
             .order_by(ProgressRow.at)
@@ -455,12 +454,12 @@ def _locked_job(connection: Connection, key: JobKey) -> Row[Any]:
 
 @functools.cache
 def _jobs() -> Select[Any]:
-    return select(*columns(JobRow))
+    return select(table_of(JobRow))
 
 
 @functools.cache
 def _without_launch() -> Select[Any]:
-    return select(*(column for column in columns(JobRow) if column.name != "launch"))
+    return select(*(each for each in table_of(JobRow).c if each.name != "launch"))
 
 
 @functools.cache

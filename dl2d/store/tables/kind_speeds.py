@@ -19,7 +19,6 @@ from dl2d.store.tables.row_mapping import (
     Values,
     WorkersKey,
     column,
-    columns,
     table_of,
     upsert,
 )
@@ -133,7 +132,7 @@ def count_speed(
 def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
     """Remove speeds of a kind that only one job showed."""
     of_kind = [getattr(SpeedRow, name) == value for name, value in kind.items()]
-    alone = select(*columns(SpeedRow)).where(*of_kind, SpeedRow.job == job, SpeedRow.jobs == 1).with_for_update()
+    alone = select(table_of(SpeedRow)).where(*of_kind, SpeedRow.job == job, SpeedRow.jobs == 1).with_for_update()
     for row in connection.execute(alone).all():
         here = (*of_kind, SpeedRow.workers == row.workers, SpeedRow.ps == row.ps)
         left = _tally(row).without(job)
@@ -146,10 +145,10 @@ def _retract(connection: Connection, kind: Mapping[str, str], job: str) -> None:
 @functools.cache
 def _speeds_of_kind() -> Select[Any]:
     of_kind = [column == bindparam(column.key, type_=column.type) for column in _KIND]
-    return select(*columns(SpeedRow)).where(*of_kind).order_by(SpeedRow.workers, SpeedRow.ps)
+    return select(table_of(SpeedRow)).where(*of_kind).order_by(SpeedRow.workers, SpeedRow.ps)
 
 
 @functools.cache
 def _one_speed() -> Select[Any]:
     of_key = [column == bindparam(column.name, type_=column.type) for column in table_of(SpeedRow).primary_key]
-    return select(*columns(SpeedRow)).where(*of_key).with_for_update()
+    return select(table_of(SpeedRow)).where(*of_key).with_for_update()

@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
-from dl2d.store.tables.row_mapping import Base, JobNumber, Json, Mapping, column, columns, table_of, upsert
+from dl2d.store.tables.row_mapping import Base, JobNumber, Json, Mapping, column, table_of, upsert
 
 #: Plans of a job that are kept, the last ones by number.
 MAX_KEPT = 1000
@@ -77,7 +77,7 @@ class SqlRuntimePlans(StoreTables):
     def runtime_plans(self, job: JobKey, *, limit: int | None = None) -> tuple[RuntimePlan, ...]:
         """Plans by number; the last ``limit`` of them."""
         query = (
-            select(*columns(RuntimePlanRow))
+            select(table_of(RuntimePlanRow))
             .join(JobRow, JobRow.number == RuntimePlanRow.job_number)
             .where(JobRow.slug == job.slug)
             .order_by(RuntimePlanRow.number.desc())

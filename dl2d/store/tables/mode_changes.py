@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped
 
 from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.store.database import StoreTables
-from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, column, columns, table_of
+from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, column, table_of
 
 
 class ModeChangeRow(Base):
@@ -50,4 +50,4 @@ class SqlModes(StoreTables):
 
 
 def _newest(limit: int) -> Select[Any]:
-    return select(*columns(ModeChangeRow)).order_by(ModeChangeRow.number.desc()).limit(limit)
+    return select(table_of(ModeChangeRow)).order_by(ModeChangeRow.number.desc()).limit(limit)

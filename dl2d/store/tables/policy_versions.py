@@ -33,7 +33,6 @@ from dl2d.store.tables.row_mapping import (
     UserText,
     VersionNumber,
     column,
-    columns,
     table_of,
 )
 
@@ -227,7 +226,7 @@ class SqlRegistry(StoreTables):
         replaced = aliased(PolicyVersionRow)
         query = (
             select(
-                *columns(PolicyChangeRow),
+                table_of(PolicyChangeRow),
                 PolicyVersionRow.policy,
                 PolicyVersionRow.digest,
                 func.coalesce(replaced.digest, "").label("replaced_digest"),
@@ -258,7 +257,7 @@ class SqlRegistry(StoreTables):
 
     def trials(self, policy: str | None = None, *, limit: int = 100) -> tuple[Trial, ...]:
         """Trials, newest first."""
-        query = select(*columns(PolicyTrialRow)).order_by(PolicyTrialRow.number.desc()).limit(limit)
+        query = select(table_of(PolicyTrialRow)).order_by(PolicyTrialRow.number.desc()).limit(limit)
         if policy is not None:
             query = query.where(PolicyTrialRow.policy == policy)
         rows = self._rows("listing trials of policies", query)
@@ -287,7 +286,7 @@ class SqlRegistry(StoreTables):
 
     def runs(self, *, limit: int = 100) -> tuple[LearningRun, ...]:
         """Runs of the learner, newest first."""
-        query = select(*columns(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
+        query = select(table_of(LearningRunRow)).order_by(LearningRunRow.number.desc()).limit(limit)
         return tuple(_RUN.record(row, f"learner {row.number}") for row in self._rows("listing learners", query))
 
 
@@ -311,7 +310,7 @@ def version_number(connection: Connection, policy: str, named: str) -> int | Non
 
 
 def _versions() -> Select[Any]:
-    return select(*columns(PolicyVersionRow))
+    return select(table_of(PolicyVersionRow))
 
 
 def _live(policy: str) -> Select[Any]:

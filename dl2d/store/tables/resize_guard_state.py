@@ -12,7 +12,7 @@ from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal, Requeue
 from dl2d.store.database import StoreTables
-from dl2d.store.tables.row_mapping import Base, Json, column, columns, decoded_json, table_of, upsert
+from dl2d.store.tables.row_mapping import Base, Json, column, decoded_json, table_of, upsert
 
 _log = structlog.get_logger(__name__)
 _NAME = "guard"
@@ -58,7 +58,7 @@ class SqlGuardState(StoreTables):
 
     def guard_state(self) -> GuardState:
         """See ``TickStore.guard_state``. If the row cannot be read, that is logged, and the empty state replaces it."""
-        query = select(*columns(GuardStateRow)).where(GuardStateRow.name == _NAME)
+        query = select(table_of(GuardStateRow)).where(GuardStateRow.name == _NAME)
         rows = self._rows("reading the guard's state", query)
         if not rows:
             return GuardState()

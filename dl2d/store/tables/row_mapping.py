@@ -194,13 +194,8 @@ class Base(DeclarativeBase):
 
 
 def table_of(model: type[Base]) -> Table:
-    """The table behind a model, for statements on many rows that need no objects."""
+    """The table behind a model, for statements on many rows that need no objects; ``select`` takes all its columns."""
     return cast("Table", model.__table__)
-
-
-def columns(model: type[Base]) -> list[Any]:
-    """All columns of a model, for ``select``."""
-    return list(table_of(model).c)
 
 
 def upsert(connection: Connection, model: type[Base], *, replace: bool) -> Any:

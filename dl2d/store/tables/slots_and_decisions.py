@@ -40,7 +40,6 @@ from dl2d.store.tables.row_mapping import (
     VersionNumber,
     batches,
     column,
-    columns,
     decoded_json,
     table_of,
 )
@@ -233,7 +232,7 @@ class SqlSlots(StoreTables):
 
     def slot(self, number: int) -> Slot | None:
         """A whole slot, to be recomputed."""
-        rows = self._rows(f"reading slot {number}", select(*columns(SlotRow)).where(SlotRow.number == number))
+        rows = self._rows(f"reading slot {number}", select(table_of(SlotRow)).where(SlotRow.number == number))
         if not rows:
             return None
         row = rows[0]
@@ -270,7 +269,7 @@ class SqlSlots(StoreTables):
         """Decisions of a slot that gave jobs of one owner, or of all, more tasks than they had."""
         more = DecisionRow.workers + DecisionRow.ps > DecisionRow.previous_workers + DecisionRow.previous_ps
         query: Select[Any] = (
-            select(*columns(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
+            select(table_of(DecisionRow), JobRow.cluster, JobRow.id, JobRow.submitted)
             .join(JobRow, JobRow.number == DecisionRow.job_number)
             .where(DecisionRow.slot == number, more, *owned_by(owner))
             .order_by(DecisionRow.job_number)
@@ -306,7 +305,7 @@ class SqlSlots(StoreTables):
             SlotRow.inputs_hash, SlotRow.measure,
         ]  # fmt: skip
         query = (
-            select(*columns(DecisionRow), *of_slot)
+            select(table_of(DecisionRow), *of_slot)
             .join(SlotRow, SlotRow.number == DecisionRow.slot)
             .join(JobRow, JobRow.number == DecisionRow.job_number)
             .where(JobRow.slug == job.slug)
@@ -323,7 +322,7 @@ class SqlSlots(StoreTables):
         slugs = {job.slug: job for job in jobs}
         with self._database.reading("reading the last decisions") as connection:
             query: Select[Any] = (
-                select(*columns(DecisionRow), JobRow.slug)
+                select(table_of(DecisionRow), JobRow.slug)
                 .join(JobRow, JobRow.number == DecisionRow.job_number)
                 .where(DecisionRow.slot == _last_slot_number(connection))
             )

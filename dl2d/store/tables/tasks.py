@@ -44,7 +44,6 @@ from dl2d.store.tables.row_mapping import (
     Values,
     batches,
     column,
-    columns,
     table_of,
     upsert,
 )
@@ -276,7 +275,7 @@ _CHANGING = ("state", "handle", "submitted", "node", "since", "note")
 @functools.cache
 def _tasks() -> Select[Any]:
     key = (JobRow.cluster.label("job_cluster"), JobRow.id.label("job_id"), JobRow.submitted.label("job_submitted"))
-    return select(*columns(TaskRow), *key).join(JobRow, JobRow.number == TaskRow.job_number)
+    return select(table_of(TaskRow), *key).join(JobRow, JobRow.number == TaskRow.job_number)
 
 
 @functools.cache
