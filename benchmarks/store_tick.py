@@ -15,10 +15,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 from harness import options_of, show
 
@@ -36,9 +36,24 @@ from dl2d.testing import make_job
 # isort: split
 from postgres_server import PostgresMissing, PostgresServer
 
-T = TypeVar("T")
 _WORKER, _PS = Resources.of(cpu=2, gpu=1, memory=8192), Resources.of(cpu=2, memory=4096)
 _ENVIRONMENT = tuple((f"VARIABLE_{number}", "/opt/site/software/some/where:" * 3) for number in range(20))
+
+
+class Timed:
+    """A store that measures the time of each call, in milliseconds by method and ``of``."""
+
+    def __init__(self, store: SqlStore, times: dict[str, list[float]], of: str = "") -> None:
+        self._store, self._times, self._of = store, times, of
+
+    def __getattr__(self, name: str) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            done = getattr(self._store, name)(*args, **options)
+            self._times[f"{name}{self._of}"].append(1000 * (time.perf_counter() - began))
+            return done
+
+        return timed
 
 
 class Bench:
@@ -47,6 +62,7 @@ class Bench:
     def __init__(self, url: str, jobs: int) -> None:
         self.store = SqlStore(url)
         self.times: dict[str, list[float]] = defaultdict(list)
+        self._timed, self._of_one = Timed(self.store, self.times), Timed(self.store, self.times, " (one job)")
         live = [job_of(number) for number in range(jobs)]
         for job in live:
             self.store.add_job(job)
@@ -54,45 +70,39 @@ class Bench:
         asked = self.store.ask_tasks([_start(job.key, role) for job in live for role in roles], 0.0)
         self.store.change_tasks([TaskChange(task.job, task.id, TaskState.CONFIRMED) for task in asked], 1.0)
 
-    def timed(self, name: str, work: Callable[[], T]) -> T:
-        began = time.perf_counter()
-        done = work()
-        self.times[name].append(1000 * (time.perf_counter() - began))
-        return done
-
     def tick(self, number: int, at: float) -> None:
         """One tick's calls in the daemon's order, and one heartbeat."""
-        store = self.store
-        jobs = self.timed("jobs", lambda: store.jobs(live=True))
-        tasks = self.timed("tasks", lambda: store.tasks(live=True))
+        store = self._timed
+        jobs = store.jobs(live=True)
+        tasks = store.tasks(live=True)
         keys, kinds = [job.key for job in jobs], {TrainingKind.of(jobs[0].request)}
-        self.timed("last_ended", lambda: store.last_ended(200))
-        self.timed("speeds", lambda: store.speeds(kinds, others=8))
-        self.timed("job_speeds", lambda: store.job_speeds(keys))
-        self.timed("losses", lambda: store.losses(keys))
+        store.last_ended(200)
+        store.speeds(kinds, others=8)
+        store.job_speeds(keys)
+        store.losses(keys)
         swapped = [job.key for job in jobs[number % 10 :: 10]]
         oldest = {task.job: task for task in reversed(tasks) if task.role is Role.WORKER}
         slot = _slot(number, at, jobs, tasks, swapped)
         leaving = [oldest[key] for key in swapped]
         starts = [_start(key, Role.WORKER) for key in swapped]
-        came = self.timed("ask_tasks", lambda: store.ask_tasks(starts, at))
+        came = store.ask_tasks(starts, at)
         changes = [
             *(TaskChange(task.job, task.id, TaskState.CONFIRMED, handle=f"{number}") for task in came),
             *(TaskChange(task.job, task.id, TaskState.RELEASED) for task in leaving),
         ]
-        self.timed("change_tasks", lambda: store.change_tasks(changes, at + 1))
-        self.timed("record_slot", lambda: store.record_slot(slot))
+        store.change_tasks(changes, at + 1)
+        store.record_slot(slot)
         self._heartbeat(keys[0], Progress(at=at, version=number, epoch=number / 9, loss=1 / number, workers=2, ps=2))
-        self.timed("decisions (one job)", lambda: store.decisions(keys[0]))
-        self.timed("resizes (one job)", lambda: store.resizes(keys[0]))
-        self.timed("slot", lambda: store.slot(number))
+        self._of_one.decisions(keys[0])
+        self._of_one.resizes(keys[0])
+        store.slot(number)
 
     def _heartbeat(self, job: JobKey, heard: Progress) -> None:
-        store = self.store
-        self.timed("job", lambda: store.job(job))
-        tasks = self.timed("tasks (one job)", lambda: store.tasks(live=True, job=job))
-        self.timed("named_tasks", lambda: store.named_tasks(job, [task.id for task in tasks]))
-        self.timed("report_progress", lambda: store.report_progress(job, heard))
+        store = self._timed
+        store.job(job)
+        tasks = self._of_one.tasks(live=True, job=job)
+        store.named_tasks(job, [task.id for task in tasks])
+        store.report_progress(job, heard)
 
 
 def job_of(number: int) -> Job:
