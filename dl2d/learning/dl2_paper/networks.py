@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dl2d.core.array_types import Arrays
 from dl2d.core.errors import CheckpointError, Diverged
+from dl2d.core.json_codec import decode, encode
 from dl2d.learning.dl2_paper.settings import NetworkKind
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs
@@ -241,20 +242,7 @@ def adopt(network: Net, start: Checkpoint, encoding: ObservationEncoding) -> Non
 
 def described(encoding: ObservationEncoding, network: NetworkKind, *, sampled: bool) -> dict[str, Any]:
     """A checkpoint's settings."""
-    return {
-        "network": network.value,
-        "window": encoding.window,
-        "models": list(encoding.models),
-        "resources": list(encoding.resources),
-        "first_bundles": encoding.first_bundles,
-        "last_bundles": encoding.last_bundles,
-        "extras": encoding.extras,
-        "remaining_times": encoding.remaining_times,
-        "usual_sizes": [list(size) for size in encoding.usual_sizes],
-        "fixed_sizes": encoding.fixed_sizes,
-        "sampled": sampled,
-        "slot_seconds": encoding.slot_seconds,
-    }
+    return {"network": network.value, **decode(encode(encoding), dict[str, Any]), "sampled": sampled}
 
 
 @contextmanager
