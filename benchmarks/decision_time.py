@@ -28,7 +28,7 @@ from harness import options_of, show
 from msgspec import structs
 from numpy.typing import NDArray
 
-from dl2d.core.cluster import Node, SharedLimit, Snapshot, Task, TaskState
+from dl2d.core.cluster import Node, SharedLimit, Snapshot, TaskState
 from dl2d.core.jobs import Allocation, Architecture, Consistency, Job, JobKey, JobState
 from dl2d.core.measured_speeds_and_losses import (
     MAX_LOSSES,
@@ -118,13 +118,7 @@ def running(policy: Policy, seen: Snapshot) -> Snapshot:
     """The same cluster after a first decision: its tasks run where they were placed."""
     decision = policy.decide(seen, packing_of(seen), np.random.default_rng(0))
     plan = place(seen, decision, LoadBalance())
-    tasks = tuple(
-        Task(
-            job=start.job, id=f"{start.role}-{number}", role=start.role, node=start.node, demand=start.demand,
-            state=TaskState.CONFIRMED,
-        )
-        for number, start in enumerate(plan.starts)
-    )  # fmt: skip
+    tasks = tuple(start.task(number, state=TaskState.CONFIRMED) for number, start in enumerate(plan.starts))
     held: dict[str, list[Resources]] = defaultdict(list)
     for task in tasks:
         held[task.node].append(task.demand)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resources import Resources, Shortfall
 
@@ -18,6 +19,13 @@ class Start(msgspec.Struct, frozen=True, gc=False):
     role: Role
     node: str
     demand: Resources
+
+    def task(self, number: int, at: float = 0.0, state: TaskState = TaskState.ASKED) -> Task:
+        """The task, by its number among those of its job and role, as it is from a time on."""
+        return Task(
+            job=self.job, id=f"{self.role}-{number}", role=self.role, node=self.node, demand=self.demand, state=state,
+            asked_at=at, since=at,
+        )  # fmt: skip
 
 
 class Stop(msgspec.Struct, frozen=True, gc=False):

@@ -150,10 +150,7 @@ class MemoryStore:
             self._known(start.job)
             number = self._numbers[start.job, start.role]
             self._numbers[start.job, start.role] += 1
-            task = Task(
-                job=start.job, id=f"{start.role}-{number}", role=start.role, node=start.node, demand=start.demand,
-                asked_at=at, since=at,
-            )  # fmt: skip
+            task = start.task(number, at)
             self._tasks[task.job, task.id] = task
             tasks.append(task)
         return tuple(tasks)

@@ -183,6 +183,7 @@ class JobIdRow(Base):
 
 
 _JOB = Mapping(Job, JobRow)
+_OWNER = Mapping(Owner, JobRow)
 _PROGRESS = Mapping(Progress, ProgressRow)
 
 
@@ -193,7 +194,7 @@ def job_of(row: Row[Any], **more: object) -> Job:
         row,
         what,
         key=JobKey(row.cluster, row.id, row.submitted),
-        owner=Owner(row.user_name, row.uid, row.gid, row.account, row.partition, row.qos),
+        owner=_OWNER.record(row, what, user=row.user_name),
         progress=_PROGRESS.record(row, what, at=row.progress_at, epoch=row.epoch or 0.0),
         **more,
     )
@@ -213,25 +214,18 @@ def _job_values(job: Job) -> Values:
         plain = False
     if not plain:
         raise StoreError(f"{tuple(job.key)!r} is no job key: cluster and id may have letters, digits, _ and - only")
-    return _JOB.values(
-        job,
-        slug=job.key.slug,
-        **job.key._asdict(),
-        **_owner_values(job.owner),
-        **_last_report(job.progress, is_reported=not job.unreported),
-        **_request_values(job.request),
-    )
-
-
-def _owner_values(owner: Owner) -> Values:
     return {
-        "user_name": owner.user,
-        "uid": owner.uid,
-        "gid": owner.gid,
-        "account": owner.account,
-        "partition": owner.partition,
-        "qos": owner.qos,
+        **_changing_values(job),
+        "slug": job.key.slug,
+        **job.key._asdict(),
+        **_last_report(job.progress, is_reported=not job.unreported),
     }
+
+
+def _changing_values(job: Job) -> Values:
+    """The columns of a job that ``JobChange`` may change."""
+    owner = _OWNER.values(job.owner, user_name=job.owner.user)
+    return _JOB.values(job, **owner, **_request_values(job.request))
 
 
 def _request_values(request: JobRequest) -> Values:
@@ -347,8 +341,7 @@ class SqlJobs(StoreTables):
             row = _locked_job(connection, key)
             job = job_of(row)
             after = change.applied(job, at)
-            before = _JOB.values(job, **_owner_values(job.owner), **_request_values(job.request))
-            values = _JOB.values(after, **_owner_values(after.owner), **_request_values(after.request))
+            before, values = _changing_values(job), _changing_values(after)
             if change.cause and after.state.ended and not job.state.ended:
                 values["end_cause"], before["end_cause"] = str(change.cause), ""
             if changed := {name: value for name, value in values.items() if value != before[name]}:

@@ -133,17 +133,7 @@ class SqlTasks(StoreTables):
             for start in starts:
                 counted = (numbers[start.job], start.role)
                 last[counted] = ordinal = last.get(counted, -1) + 1
-                tasks.append(
-                    Task(
-                        job=start.job,
-                        id=f"{start.role.value}-{ordinal}",
-                        role=start.role,
-                        node=start.node,
-                        demand=start.demand,
-                        asked_at=at,
-                        since=at,
-                    )
-                )
+                tasks.append(start.task(ordinal, at))
             values = [_TASK.values(task, job_number=numbers[task.job], ordinal=task.number) for task in tasks]
             connection.execute(insert(table_of(TaskRow)), values)
             asked = ResizeEvent(TaskState.ASKED, at)

@@ -170,10 +170,7 @@ def _left_waiting(
             tasks = [task for task in tasks if (task.job, task.id) not in stopped]
             for start in plan.starts:
                 task_count += 1
-                tasks.append(
-                    Task(job=start.job, id=f"{start.role}-{task_count}", role=start.role, node=start.node,
-                         demand=start.demand, state=TaskState.CONFIRMED)
-                )  # fmt: skip
+                tasks.append(start.task(task_count, state=TaskState.CONFIRMED))
             snapshot = _snapshot(slot, nodes, jobs, tasks)
     return [job.request for job in jobs if job.key in waiting]
 
