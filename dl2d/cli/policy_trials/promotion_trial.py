@@ -157,12 +157,7 @@ def too_little_to_judge(settings: Settings, split: Split, parent: Checkpoint | N
     """
     is_site = not settings.mode.acts
     trained_on = {*(() if parent is None else learned_days(parent)), *(day.name for day in split.trained_on)}
-    too_little = too_little_to_compare(
-        _cases(split, is_site=is_site),
-        _gate_settings(
-            settings, 0.0, _not_counted(trained_on, "training takes", split, is_site=is_site), is_site=is_site
-        ),
-    )
+    too_little = too_little_to_compare(*_at_the_gate(settings, split, trained_on, "training takes", is_site=is_site))
     return "" if too_little is None else too_little.reason
 
 
@@ -188,16 +183,15 @@ def on_trial(
     else:
         checkpoint = checkpoint_of(candidate.policy)
         days = () if checkpoint is None else learned_days(checkpoint)
+        replayed, gate = _at_the_gate(settings, split, days, "it was trained on", is_site=is_site, margin=margin)
         compared = compare(
-            _cases(split, is_site=is_site),
+            replayed,
             candidate.policy,
             current.policy,
             load_placement(settings.placement),
             costs=split.costs,
             rules=guard_rules(settings),
-            settings=_gate_settings(
-                settings, margin, _not_counted(days, "it was trained on", split, is_site=is_site), is_site=is_site
-            ),
+            settings=gate,
             timer=time.process_time,
             progress=lambda done, total: tell("jobs replayed to compare", done, total),
         )
@@ -228,12 +222,20 @@ def on_trial(
     )
 
 
-def _cases(split: Split, *, is_site: bool) -> Sequence[Case]:
-    return split.period_cases if is_site else split.cases
+def _at_the_gate(
+    settings: Settings, split: Split, trained_on: Collection[str], why: str, *, is_site: bool, margin: float = 0.0
+) -> tuple[Sequence[Case], GateSettings]:
+    """The cases to compare on, and the gate's settings; with the site's scheduler it is other cases than otherwise.
 
-
-def _gate_settings(settings: Settings, margin: float, not_counted: str, *, is_site: bool) -> GateSettings:
-    return GateSettings(
+    ``why`` completes "days that ...", of those that are left out.
+    """
+    found = [
+        *([f"{counted(len(trained_on), 'day')} that {why}"] if trained_on else []),
+        *([deleted_in_words(split.deleted)] if split.deleted else []),
+        *([too_large_in_words(split.too_large)] if is_site and split.too_large else []),
+    ]
+    not_counted = f"{' and '.join([*(['; '.join(found)] if found else []), 'jobs that did not end'])} do not count"
+    gate = GateSettings(
         timeout=settings.policy.timeout_seconds,
         min_days=settings.learning.gate_min_days,
         min_jobs=settings.learning.gate_min_jobs,
@@ -242,19 +244,7 @@ def _gate_settings(settings: Settings, margin: float, not_counted: str, *, is_si
         whatever_speeds=is_site and not settings.mode.acts,
         not_counted=not_counted,
     )
-
-
-def _not_counted(trained_on: Collection[str], why: str, split: Split, *, is_site: bool) -> str:
-    """Which recorded days and jobs a comparison leaves out, in words; ``why`` completes "days that ...".
-
-    With the site's scheduler it is made of other jobs than otherwise.
-    """
-    found = [
-        *([f"{counted(len(trained_on), 'day')} that {why}"] if trained_on else []),
-        *([deleted_in_words(split.deleted)] if split.deleted else []),
-        *([too_large_in_words(split.too_large)] if is_site and split.too_large else []),
-    ]
-    return f"{' and '.join([*(['; '.join(found)] if found else []), 'jobs that did not end'])} do not count"
+    return split.period_cases if is_site else split.cases, gate
 
 
 def live_review(settings: Settings, registry: SqlRegistry, split: Split, *, tell: Tell) -> Trial | None:
