@@ -153,7 +153,7 @@ def _row(each: PolicySummary) -> tuple[str, ...]:
         _NONE if each.jct.deviation is None else _number(each.jct.deviation),
         _NONE if low_high is None else f"{_number(low_high[0])} to {_number(low_high[1])}",
         _NONE if each.difference is None else _with_interval(each.difference, sign=True),
-        _NONE if each.change is None else _with_interval(each.change, percent=True, sign=True),
+        _change(each.change),
         _with_interval(each.above_bound, percent=True),
         _with_interval(each.jct_plain),
         _with_interval(each.makespan),
@@ -181,9 +181,9 @@ def _findings(found: Sequence[Finding]) -> Table:
                 each.workload,
                 each.claim.says
                 + (f" ({each.claim.change:+g} %)" if each.claim.change is not None else " (no number in the text)"),
-                _NONE if each.measured is None else _with_interval(each.measured, percent=True, sign=True),
+                _change(each.measured),
                 _NONE if each.distance is None else _number(each.distance, 3, sign=True),
-                _NONE if each.possible is None else _with_interval(each.possible, percent=True, sign=True),
+                _change(each.possible),
                 each.claim.source + ("; not checked against its text" if each.claim.unchecked else ""),
                 each.claim.why,
             )
@@ -198,7 +198,7 @@ def _learned(drawn: Sequence[Curve]) -> Table:
         tuple(
             (
                 each.participant,
-                _with_interval(each.best, percent=True, sign=True),
+                _change(each.best),
                 _NONE if each.level is None else f"step {each.level}",
                 f"{each.points[-1][0]} {each.unit}",
                 str(each.best.count),
@@ -240,6 +240,10 @@ def _with_interval(value: Estimate, *, percent: bool = False, sign: bool = False
     if value.half_width is not None:
         text += f" ± {_number(value.half_width * factor, 2)}"
     return f"{text} %" if percent else text
+
+
+def _change(value: Estimate | None) -> str:
+    return _NONE if value is None else _with_interval(value, percent=True, sign=True)
 
 
 def _number(value: float, digits: int = 4, *, sign: bool = False) -> str:

@@ -232,11 +232,9 @@ def run_cells(
         for done in results:
             cell = numbers[done.case, done.policy, done.seed]
             if done.series is not None:
-                write_atomically(_cell_path(run.folder, cell, _SERIES), encode(done.series).decode() + "\n")
+                write_atomically(_cell_path(run.folder, cell, _SERIES), encode(done.series) + b"\n")
             kept = _Kept(digest=run.digest, code=code, finished=_portable(replace(done, series=None), run.folder))
-            write_atomically(
-                _cell_path(run.folder, cell), encode(kept).decode() + "\n"
-            )  # last: with it the cell is finished
+            write_atomically(_cell_path(run.folder, cell), encode(kept) + b"\n")  # last: with it the cell is finished
             finished[cell.number] = kept.finished
             if progress is not None:
                 progress(kept.finished)

@@ -14,6 +14,10 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.daemon.key_and_address_files import load_credentials
 
+#: Fields that are as in the daemon's answer.
+_AS_SAID = (
+    "last_tick_seconds", "last_error_seconds", "listing_seconds", "waiting", "last_error", "own", "cluster",
+)  # fmt: skip
 #: What ``--json`` leaves out.
 _NOT_SHOWN = ("blocked", "own", "cluster")
 
@@ -107,13 +111,7 @@ def ask_health(
             problems=tuple(map(str, content.get("problems", ()))),
             description=f"version {content['version']} runs at {url}, "
             + ("no slot yet" if content["slot"] is None else f"slot {content['slot']}"),
-            last_tick_seconds=content.get("last_tick_seconds"),
-            last_error_seconds=content.get("last_error_seconds"),
-            listing_seconds=content.get("listing_seconds"),
-            waiting=str(content.get("waiting", "")),
-            last_error=str(content.get("last_error", "")),
-            own=bool(content.get("own", True)),
-            cluster=str(content.get("cluster")),
+            **{name: content[name] for name in _AS_SAID if name in content},
         )
     except httpx2.ConnectError as error:
         if "CERTIFICATE_VERIFY_FAILED" not in str(error):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from dl2d.core.array_types import Bools
 from dl2d.core.cluster import Snapshot
@@ -44,7 +45,7 @@ def demonstrations_in(
     *,
     labels: Labels | None,
     kept: float,
-    rng: np.random.Generator,
+    rng: Generator,
     most: int | None = None,
 ) -> Demonstrations:
     """Steps that lead to the recorded sizes.
@@ -80,7 +81,7 @@ def demonstrations_of(
     labels: Labels | None = None,
     kept: float = 0.5,
     most: int = 20_000,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> Demonstrations:
     """Steps of a built-in policy on workloads, under the rules of preset ``dl2-paper``.
 
@@ -146,7 +147,7 @@ class _Recorder:
         self.name, self.version, self.needs = policy.name, policy.version, policy.needs
         self.slots: list[tuple[Snapshot, Decision]] = []
 
-    def decide(self, snapshot: Snapshot, packing: Packing, rng: np.random.Generator) -> Decision:
+    def decide(self, snapshot: Snapshot, packing: Packing, rng: Generator) -> Decision:
         """The policy's own decision."""
         decision = self._policy.decide(snapshot, packing, rng)
         self.slots.append((snapshot, decision))
@@ -182,7 +183,7 @@ def _states(
     encoding: ObservationEncoding,
     labels: Labels | None,
     kept: float,
-    rng: np.random.Generator,
+    rng: Generator,
 ) -> Iterator[Step]:
     for recording in recordings:
         own = labels or (Labels.STEPS if recording.decision.actions else Labels.SIZES)
@@ -190,7 +191,7 @@ def _states(
 
 
 def steps_of(
-    recording: Recording, encoding: ObservationEncoding, labels: Labels, kept: float, rng: np.random.Generator, *,
+    recording: Recording, encoding: ObservationEncoding, labels: Labels, kept: float, rng: Generator, *,
     exploration: float = 0.0,
 ) -> Iterator[Step]:  # fmt: skip
     """Steps that lead to the sizes of one recorded slot, batch after batch; each is kept with probability ``kept``.
@@ -259,7 +260,7 @@ def _towards(jobs: Sequence[Job], sizes: dict[JobKey, Allocation], sizing: Sizin
     return steps
 
 
-def _of_first(wanted: Bools, turns: Iterable[int], void: int, rng: np.random.Generator) -> int:
+def _of_first(wanted: Bools, turns: Iterable[int], void: int, rng: Generator) -> int:
     """An action of the first job, in the order of ``turns``, that has one left; void where none has.
 
     One job after the other, as the network acts later. If actions were drawn from all jobs, states in which all but one

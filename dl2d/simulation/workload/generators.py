@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from dl2d.core.array_types import Floats
 from dl2d.core.errors import WorkloadError, did_you_mean
@@ -114,7 +115,7 @@ class HeavyTailedSettings(PoissonSettings):
     alpha: float = within(1.12, 0.05, 100.0)
 
 
-def dl2(settings: Dl2Settings, random: np.random.Generator) -> Workload:
+def dl2(settings: Dl2Settings, random: Generator) -> Workload:
     """A workload as ``Dl2Settings`` describes it."""
     names = sorted(settings.model_names or profile_names())
     slots = arrivals(settings.jobs, settings.cap, random)
@@ -126,12 +127,12 @@ def dl2(settings: Dl2Settings, random: np.random.Generator) -> Workload:
     return _finish("dl2", jobs, settings)
 
 
-def poisson(settings: PoissonSettings, random: np.random.Generator) -> Workload:
+def poisson(settings: PoissonSettings, random: Generator) -> Workload:
     """A workload as ``PoissonSettings`` describes it."""
     return _drawn("poisson", settings, random, _steady(settings, random) / settings.rate, _lognormal(settings, random))
 
 
-def diurnal(settings: DiurnalSettings, random: np.random.Generator) -> Workload:
+def diurnal(settings: DiurnalSettings, random: Generator) -> Workload:
     """A workload as ``DiurnalSettings`` describes it: unit-rate arrivals put through the inverse of the summed rate."""
     day = _DAY_SECONDS / settings.slot_seconds
     peak = settings.peak_hour / 24.0 * day
@@ -146,7 +147,7 @@ def diurnal(settings: DiurnalSettings, random: np.random.Generator) -> Workload:
     return _drawn("diurnal", settings, random, np.maximum.accumulate(high), _lognormal(settings, random))
 
 
-def bursty(settings: BurstySettings, random: np.random.Generator) -> Workload:
+def bursty(settings: BurstySettings, random: Generator) -> Workload:
     """A workload as ``BurstySettings`` describes it; it begins with a period of arrivals."""
     share = settings.on_slots / (settings.on_slots + settings.off_slots)
     busy = _steady(settings, random) * share / settings.rate
@@ -160,7 +161,7 @@ def bursty(settings: BurstySettings, random: np.random.Generator) -> Workload:
     return _drawn("bursty", settings, random, submits, _lognormal(settings, random))
 
 
-def heavy_tailed(settings: HeavyTailedSettings, random: np.random.Generator) -> Workload:
+def heavy_tailed(settings: HeavyTailedSettings, random: Generator) -> Workload:
     """A workload as ``HeavyTailedSettings`` describes it."""
     submits = _steady(settings, random) / settings.rate
     if settings.law == "lognormal":
@@ -173,7 +174,7 @@ def heavy_tailed(settings: HeavyTailedSettings, random: np.random.Generator) -> 
 
 
 #: By name: the settings and the function.
-GENERATORS: Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generator], Workload]]] = {
+GENERATORS: Mapping[str, tuple[type[Settings], Callable[[Any, Generator], Workload]]] = {
     "dl2": (Dl2Settings, dl2),
     "poisson": (PoissonSettings, poisson),
     "diurnal": (DiurnalSettings, diurnal),
@@ -182,7 +183,7 @@ GENERATORS: Mapping[str, tuple[type[Settings], Callable[[Any, np.random.Generato
 }
 
 
-def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -> Workload:
+def generate(name: str, given: Mapping[str, str], random: Generator) -> Workload:
     """A workload of the generator of this name, with settings as users write them.
 
     Raises ``WorkloadError`` if there is no such generator, or a setting is unknown or bad.
@@ -195,7 +196,7 @@ def generate(name: str, given: Mapping[str, str], random: np.random.Generator) -
     return function(kind.parse(given), random)
 
 
-def arrivals(jobs: int, cap: int, random: np.random.Generator) -> list[int]:
+def arrivals(jobs: int, cap: int, random: Generator) -> list[int]:
     """The slot that each job comes in, as ``Dl2Settings`` has it; ``jobs`` of them, in order, or some more."""
     offset = int(random.integers(_OFFSETS))
     slots: list[int] = []
@@ -212,19 +213,17 @@ def _pattern(index: int, cap: int) -> int:
     return min(cap, max(0, round(cap * share)))
 
 
-def _steady(settings: PoissonSettings, random: np.random.Generator) -> Floats:
+def _steady(settings: PoissonSettings, random: Generator) -> Floats:
     """Arrival times of a Poisson process of one arrival per unit of time."""
     return np.cumsum(random.exponential(1.0, settings.jobs))
 
 
-def _lognormal(settings: PoissonSettings, random: np.random.Generator) -> Floats:
+def _lognormal(settings: PoissonSettings, random: Generator) -> Floats:
     exponents = math.log(settings.median_seconds) + settings.sigma * random.standard_normal(settings.jobs)
     return np.exp(np.minimum(exponents, 50.0))
 
 
-def _drawn(
-    name: str, settings: PoissonSettings, random: np.random.Generator, submits: Floats, seconds: Floats
-) -> Workload:
+def _drawn(name: str, settings: PoissonSettings, random: Generator, submits: Floats, seconds: Floats) -> Workload:
     """Draw GPUs and models to arrivals in slots and lengths in seconds."""
     sizes = [gpus for gpus in GPU_SHARES if gpus <= settings.most_gpus]
     shares = np.array([GPU_SHARES[gpus] for gpus in sizes])
