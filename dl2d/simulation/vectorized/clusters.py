@@ -183,17 +183,12 @@ class Clusters:
                 factors = 1.0 + generator.uniform(-self._error, self._error, jobs)
                 self.declared[cluster, :jobs] = library.epochs[number, :jobs] * factors
         chosen = self.workload[which]
-        self.submit[which] = library.submit[chosen]
-        self.epochs[which] = library.epochs[chosen]
-        self.model[which] = library.model[chosen]
-        self.least[which] = library.least[chosen]
-        self.most[which] = library.most[chosen]
-        self.asked[which] = library.asked[chosen]
+        for name in ("submit", "epochs", "model", "least", "most", "asked", "samples"):
+            getattr(self, name)[which] = getattr(library, name)[chosen]
         self.asks[which, :, :_BUNDLE] = library.demand[chosen]
         self.asks[which, :, _BUNDLE] = library.demand[chosen].sum(axis=2)
         _, rows, columns = library.speeds.shape
         self._speed[which] = library.speed[chosen] * (rows * columns)
-        self.samples[which] = library.samples[chosen]
         self.seconds[which] = library.slot_seconds[chosen]
         self.capacity[which] = np.maximum(library.capacity[chosen], 0).sum(axis=1)
         self.left[which] = library.jobs[chosen]
