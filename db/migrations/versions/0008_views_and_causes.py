@@ -21,27 +21,17 @@ _BATCH = 200
 def upgrade() -> None:
     op.create_table(
         "shadow_allocations",
-        sa.Column("slot", sa.BigInteger(), nullable=False, autoincrement=False),
-        sa.Column("job_number", _NUMBER, nullable=False, autoincrement=False),
-        sa.Column("workers", sa.BigInteger(), nullable=False),
-        sa.Column("ps", sa.BigInteger(), nullable=False),
-        sa.Column("binding_constraint", sa.Text(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("guard", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name=op.f("fk_shadow_allocations_job_number")),
-        sa.ForeignKeyConstraint(["slot"], ["slots.number"], name=op.f("fk_shadow_allocations_slot")),
-        sa.PrimaryKeyConstraint("slot", "job_number", name=op.f("pk_shadow_allocations")),
+        sa.Column("slot", sa.BigInteger(), sa.ForeignKey("slots.number"), primary_key=True, autoincrement=False),
+        sa.Column("job_number", _NUMBER, sa.ForeignKey("jobs.number"), primary_key=True, autoincrement=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in ("workers", "ps")),
+        *(sa.Column(name, sa.Text(), nullable=False) for name in ("binding_constraint", "reason", "guard")),
     )
-    op.create_index(op.f("ix_shadow_allocations_job_number_slot"), "shadow_allocations", ["job_number", "slot"])
+    op.create_index("ix_shadow_allocations_job_number_slot", "shadow_allocations", ["job_number", "slot"])
     op.create_table(
         "slot_resources",
-        sa.Column("slot", sa.BigInteger(), nullable=False, autoincrement=False),
-        sa.Column("resource", sa.Text(), nullable=False),
-        sa.Column("capacity", sa.Double(), nullable=False),
-        sa.Column("used", sa.Double(), nullable=False),
-        sa.Column("held", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["slot"], ["slots.number"], name=op.f("fk_slot_resources_slot")),
-        sa.PrimaryKeyConstraint("slot", "resource", name=op.f("pk_slot_resources")),
+        sa.Column("slot", sa.BigInteger(), sa.ForeignKey("slots.number"), primary_key=True, autoincrement=False),
+        sa.Column("resource", sa.Text(), primary_key=True),
+        *(sa.Column(name, sa.Double(), nullable=False) for name in ("capacity", "used", "held")),
     )
     for table, name, kind, default in (
         ("jobs", "end_cause", sa.Text(), "''"),

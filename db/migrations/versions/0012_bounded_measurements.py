@@ -24,24 +24,14 @@ _ROWS = 10_000
 def upgrade() -> None:
     op.create_table(
         "job_speeds",
-        sa.Column("job_number", _NUMBER, nullable=False),
-        sa.Column("workers", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("ps", sa.BigInteger(), autoincrement=False, nullable=False),
+        _job(),
+        *(sa.Column(name, sa.BigInteger(), primary_key=True, autoincrement=False) for name in ("workers", "ps")),
         sa.Column("samples_per_second", sa.Double(), nullable=False),
         sa.Column("measurements", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.Double(), nullable=False),
-        sa.Column("since", sa.Double(), nullable=False),
+        *(sa.Column(name, sa.Double(), nullable=False) for name in ("at", "since")),
         sa.Column("last", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name=op.f("fk_job_speeds_job_number")),
-        sa.PrimaryKeyConstraint("job_number", "workers", "ps", name=op.f("pk_job_speeds")),
     )
-    op.create_table(
-        "job_losses",
-        sa.Column("job_number", _NUMBER, nullable=False),
-        sa.Column("curve", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["job_number"], ["jobs.number"], name=op.f("fk_job_losses_job_number")),
-        sa.PrimaryKeyConstraint("job_number", name=op.f("pk_job_losses")),
-    )
+    op.create_table("job_losses", _job(), sa.Column("curve", sa.Text(), nullable=False))
     op.execute("UPDATE tasks SET ended_at = since WHERE state IN ('released', 'failed') AND ended_at IS NULL")
     op.create_index("ix_tasks_live", "tasks", ["job_number"], sqlite_where=_IS_LIVE, postgresql_where=_IS_LIVE)
     op.create_index(
@@ -51,6 +41,10 @@ def upgrade() -> None:
     op.create_index(op.f("ix_runtime_plans_at"), "runtime_plans", ["at"])
     op.create_index(op.f("ix_speeds_at"), "speeds", ["at"])
     _fill()
+
+
+def _job() -> sa.Column:
+    return sa.Column("job_number", _NUMBER, sa.ForeignKey("jobs.number"), primary_key=True, autoincrement=False)
 
 
 def _fill() -> None:
