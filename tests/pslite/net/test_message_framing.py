@@ -256,7 +256,7 @@ def test_a_header_on_the_wire():
         "05000000 00000000 06000000 00000000 08000000 00000000"
     )
     assert unpack(bytearray(header.pack())) == header
-    assert header.node == header.factors == header.page_offset == 3
+    assert header.node == header.factor_count == header.page_offset == 3
     assert header.steps_without_gradient == header.gradients_applied == 3
     assert (header.crc, header.first_worker_had_gradient, header.region) == (9, True, 10)
     there = header.in_shared_memory(11, 12)

@@ -161,7 +161,7 @@ class Parts:
         """Prepare the first plan, and have the first worker send the initial weights of all blocks of this server."""
         self.prepare(plan)
         for number in plan.blocks_of(self.state.task):
-            definition = self.state.blocks[number]
+            definition = self.state.definitions[number]
             payload = np.full(definition.size, weights, dtype=definition.dtype).tobytes()
             self.take("worker-0", Header(INIT, plan.number, number, 0, len(payload), 0, 0), payload)
         self.forget_sent()
@@ -170,7 +170,7 @@ class Parts:
         self, worker: int, node: int, version: int, gradient: float, *, block: int = 0, plan: int = 1, first: int = 0
     ) -> None:
         """Deliver a worker's gradient of one tree node, all elements alike, under a plan with first version `first`."""
-        definition = self.state.blocks[block]
+        definition = self.state.definitions[block]
         payload = np.full(definition.size, gradient, dtype=definition.dtype).tobytes()
         self.take(f"worker-{worker}", Header(PUSH, plan, block, node, len(payload), version, first), payload)
 

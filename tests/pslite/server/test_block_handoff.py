@@ -48,7 +48,7 @@ def test_a_plan_is_announced_with_weights_of_block_0_and_takes_effect_with_the_n
     assert announced == {0: (2, 3), 1: (0, 0)}
     step(parts, 2)
     assert set(parts.state.owned) == set(second.blocks_of("ps-0"))
-    assert {block.plan for block in parts.state.owned.values()} == {2}
+    assert {block.plan_number for block in parts.state.owned.values()} == {2}
 
 
 def test_a_plan_that_is_committed_too_late_gets_no_first_version():
@@ -62,7 +62,7 @@ def test_a_plan_that_is_committed_too_late_gets_no_first_version():
 def test_the_announcement_of_a_plan_that_was_never_prepared_is_a_violation():
     parts, *_ = growing()
     with pytest.raises(ProtocolError, match="a push announces plan 9"):
-        parts.state.activation.learn(9, 3, prepared=False)
+        parts.state.activation.take(9, 3, prepared=False)
 
 
 def moved():

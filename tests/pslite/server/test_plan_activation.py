@@ -25,7 +25,7 @@ def test_a_plan_that_is_given_up_once_it_is_announced_is_announced_no_longer():
     assert parts.messages[-1:] == [Announced(plan=2, first=2)]
     activation.forget_plan(2)
     assert activation.for_workers(block) == NO_ANNOUNCEMENT
-    activation.learn(2, 2, prepared=False)
+    activation.take(2, 2, prepared=False)
     assert activation.for_workers(block) == NO_ANNOUNCEMENT
-    activation.learn(3, 2, prepared=True)
+    activation.take(3, 2, prepared=True)
     assert activation.for_workers(block) == Announcement(3, 2)

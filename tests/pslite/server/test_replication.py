@@ -38,7 +38,7 @@ def two():
             assert kinds == [SEED]
             deliver(a, b)
     for parts in servers:
-        parts.state.completed_plan = 1
+        parts.state.completed_plan_number = 1
         parts.state.activation.forget_announcement(1)
         parts.forget_sent()
     return servers
@@ -53,7 +53,7 @@ def test_a_worker_is_answered_when_the_replica_has_the_step(two):
     deliver(first, second)
     assert first.answers("worker-0") == [(PARAM, 1, 9.0)]
     replica = second.replica_store.kept[number]
-    assert (replica.version, replica.state.tobytes()) == (1, first.state.owned[number].state.tobytes())
+    assert (replica.version, replica.arrays.tobytes()) == (1, first.state.owned[number].arrays.tobytes())
 
 
 def test_a_step_for_another_version_than_the_replicas_is_refused(two):

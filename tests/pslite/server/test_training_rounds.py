@@ -54,7 +54,7 @@ def test_a_gradient_that_is_pushed_twice_or_late_counts_once():
     parts.push(1, 3, 0, 8.0)
     parts.forget_sent()
     parts.push(1, 3, 0, 8.0)
-    assert parts.state.owned[0].state[0, 0] == 7.0
+    assert parts.state.owned[0].arrays[0, 0] == 7.0
     assert parts.connections.accepted["worker-1"].take() == []
     assert not parts.lines
 
@@ -79,7 +79,7 @@ def test_a_worker_cannot_push_the_tree_node_of_another_one_that_lives():
         ProtocolError, match="worker-0 pushed tree node 3 under plan 1, which that plan assigns to another worker"
     ):
         parts.push(0, 3, 0, 1.0)
-    parts.rounds.workers_lost({1: (3,)})
+    parts.rounds.continue_without({1: (3,)})
     parts.push(0, 3, 0, 1.0)
 
 
@@ -217,7 +217,7 @@ def test_an_asynchronous_job_does_not_wait_for_dead_workers():
     parts = a_server(mode="async", shards=2)
     parts.push(0, 2, 0, 4.0)
     assert parts.answers("worker-0") == []
-    parts.rounds.workers_lost({1: (3,), 7: (1,)})
+    parts.rounds.continue_without({1: (3,), 7: (1,)})
     assert parts.answers("worker-0") == [(PARAM, 1, 9.0)]
 
 

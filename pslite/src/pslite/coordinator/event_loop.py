@@ -124,9 +124,9 @@ class Coordinator:
         self._director = director
         settings = settings or Settings()
         listener = listener or listen(host)
-        self._wake_out, self._wake_in = socket.socketpair()
-        self._wake_out.setblocking(False)
-        self._wake_in.setblocking(False)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
         self._log = LogWriter(log, say, DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "log")))
         written = self._log.last_state()
         #: whether the job was begun by another coordinator
@@ -177,7 +177,7 @@ class Coordinator:
     def run(self) -> Status:
         """Run the job to its end; the returned status is `finished`, `failed` or `cancelled`."""
         state = self._job.state
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._woken)
         self._job.say(f"coordinator of {self._name} listens on {state.address}")
         try:
             self._director.start(state.address, self._token, self._wake)
@@ -214,7 +214,7 @@ class Coordinator:
         for connection in list(self._connections):
             self._drop(connection)
         self._listener.close()
-        for closable in (self._wake_in, self._wake_out, self._selector):
+        for closable in (self._wake_writer, self._wake_reader, self._selector):
             closable.close()
 
     def _poll(self, seconds: float) -> None:
@@ -245,11 +245,11 @@ class Coordinator:
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_in.send(b"x")
+            self._wake_writer.send(b"x")
 
     def _woken(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._wake_out.recv(256)
+            self._wake_reader.recv(256)
 
     def _tick(self) -> None:
         """Do what is due, send what follows from it, and exchange status and wanted tasks with the source."""

@@ -25,6 +25,11 @@ class Block:
     since: int = 0
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether its gradients are rows."""
+        return self.row > 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weights (or of one gradient) of this block."""
         return self.size * ITEM_BYTES[self.dtype]

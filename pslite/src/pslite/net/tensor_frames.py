@@ -41,7 +41,7 @@ RESTORE = 7
 REGION = 8
 #: server -> worker: the rows of a sparse block that steps `version` - 2 and `version` - 1 changed, at `version`
 PARAM_ROWS = 9
-#: owner -> backup: step `version`: float64 factors, as many as `factors` says, then the gradient sum
+#: owner -> backup: step `version`: `factor_count` float64 factors, then the gradient sum
 REPLICATE = 10
 #: backup -> owner: that step has arrived
 REPLICATED = 11
@@ -57,9 +57,10 @@ SAME = 15
 FETCH = 20
 #: server -> worker: the state that FETCH asked for
 WHOLE = 21
-#: worker -> server, after a new connection or a failover: send me the weights at `version` again if you have sent them;
-#: -1: the first version that a new worker gets
+#: worker -> server, after a new connection or a failover: send me the weights at `version` again if you have sent them
 RESEND = 24
+#: version in a RESEND: the first one that a new worker gets
+FIRST = -1
 #: version in a RESEND: the one that the owner has
 NEWEST = -2
 #: regions of one peer, at most
@@ -91,7 +92,7 @@ class Header:
     plan: int
     #: number of the block
     block: int
-    #: `node`, `factors`, `page_offset`, `steps_without_gradient` or `gradients_applied`; 0 in other frames
+    #: `node`, `factor_count`, `page_offset`, `uncounted_steps` or `gradients_applied`; 0 in other frames
     detail: int
     #: bytes of the payload
     length: int
@@ -113,7 +114,7 @@ class Header:
     ) -> Header:
         """Return the header of a frame with a block's state and its checksum: STATE or SEED.
 
-        `steps` is read as `steps_without_gradient`, or in an asynchronous job as `gradients_applied`.
+        `steps` is read as `uncounted_steps`, or in an asynchronous job as `gradients_applied`.
         """
         return cls(kind, plan, block, steps, payload.nbytes, version, first, crc_or_flag=zlib.crc32(payload))
 
@@ -127,7 +128,7 @@ class Header:
         return self.detail
 
     @property
-    def factors(self) -> int:
+    def factor_count(self) -> int:
         """REPLICATE: how many float64 numbers precede the gradient sum; 0: the step has no gradient."""
         return self.detail
 
@@ -137,8 +138,11 @@ class Header:
         return self.detail
 
     @property
-    def steps_without_gradient(self) -> int:
-        """STATE, SEED, WHOLE in synchronous jobs: how many steps had no gradient of the block."""
+    def uncounted_steps(self) -> int:
+        """STATE, SEED, WHOLE in synchronous jobs: how many steps the optimizer does not count for the block.
+
+        These are steps without a gradient of the block, and those before it was added.
+        """
         return self.detail
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from pslite.errors import ProtocolError
-from pslite.net.tensor_frames import PARAM, Header, Link
+from pslite.net.tensor_frames import FIRST, PARAM, Header, Link
 from pslite.numeric.sparse_rows import Rows
 from pslite.server.block_state import BlockState, Gradient, NoGradient
 from pslite.server.block_step import Step
@@ -21,15 +21,15 @@ class AsynchronousRounds(Rounds):
 
     def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
         # A worker that is ahead may have passed the first version of the coming plan already.
-        plan = self.server.activation.plan_at(block, header.version)
-        if header.plan != plan or self._is_duplicate(header, block):
+        plan_number = self.state.activation.plan_number_at(block, header.version)
+        if header.plan != plan_number or self._is_duplicate(header, block):
             return False
-        if self.server.plans[plan].pushers.get(header.node) != link.task:
+        if self.state.plans[plan_number].pushers.get(header.node) != link.task:
             raise ProtocolError(
-                f"{link.task} pushed tree node {header.node} under plan {plan}, "
+                f"{link.task} pushed tree node {header.node} under plan {plan_number}, "
                 "which that plan assigns to another worker"
             )
-        staleness = self.server.spec.staleness
+        staleness = self.state.spec.staleness
         if header.version - block.version > staleness:
             raise ProtocolError(
                 f"{link.task} pushed a gradient for step {header.version} of block {block.number}, but step "
@@ -47,12 +47,12 @@ class AsynchronousRounds(Rounds):
 
     def not_admitted(self, link: Link, header: Header) -> None:
         """Answer the push if it is a duplicate; otherwise handle it as `Rounds.not_admitted` does."""
-        block = self.server.find(header)
+        block = self.state.find_block(header)
         if block is None or not self._is_duplicate(header, block):
             super().not_admitted(link, header)
             return
-        # The worker has pushed it again without an answer: the connection was lost, or the block's former owner was
-        # gone after a hand-off.
+        # The worker has pushed it again because it got no answer: the connection broke, or the block's former owner
+        # ended after a hand-off.
         block.progress.to_answer.append((link.task, header.version + 1))
         if block.has_state:
             self._answer_waiting(block)
@@ -66,16 +66,16 @@ class AsynchronousRounds(Rounds):
         """Apply the gradients of a block that have arrived, if its state is here."""
         if not block.has_state:
             return
-        spec, progress = self.server.spec, block.progress
-        leaves = self.server.plan_of(block).reduction.leaves
+        spec, progress = self.state.spec, block.progress
+        leaves = self.state.prepared_of(block).reduction.leaves
         progress.applied = progress.applied or block.version * leaves
         for task, version, gradient in progress.unapplied:
             divisor = spec.divisor(block.definition.optimizer, version, leaves)
-            # schedules of an open job count each gradient, too, as MXNet's own servers do
-            counted = progress.applied if spec.open else version
-            self.step_maker.apply(block, Step(gradient, divisor), counted, progress.applied)
+            # in an open job schedules go by the number of gradients, as on MXNet's own servers
+            schedule_version = progress.applied if spec.open else version
+            self.step_maker.apply(block, Step(gradient, divisor), schedule_version, progress.applied)
             progress.applied += 1
-            self.server.pool.give(gradient)
+            self.state.pool.give(gradient)
             progress.to_answer.append((task, version + 1))
         progress.unapplied.clear()
         self._advance(block)
@@ -84,24 +84,24 @@ class AsynchronousRounds(Rounds):
         """Count the versions to which all workers have contributed, and answer the workers that waited for that."""
         progress = block.progress
         while True:
-            nodes = self.server.plan_of(block).pushers.keys()
+            nodes = self.state.prepared_of(block).pushers.keys()
             if not nodes or not progress.received.get(block.version, set()) >= nodes:
                 break
             del progress.received[block.version]
             block.version += 1
-            self.server.version_reached(block)
-            plan = block.plan
+            self.state.version_reached(block)
+            plan_number = block.plan_number
             self.handoff.activate_due_plan(block)
-            if block.plan != plan:
-                progress.to_answer += [(task, block.version) for task in self.server.plan_of(block).newcomers]
+            if block.plan_number != plan_number:
+                progress.to_answer += [(task, block.version) for task in self.state.prepared_of(block).newcomers]
         self._answer_waiting(block)
 
     def _answer_waiting(self, block: BlockState) -> None:
         """Answer the workers that are not too far ahead."""
-        spec, progress = self.server.spec, block.progress
+        spec, progress = self.state.spec, block.progress
         waiting, progress.to_answer = progress.to_answer, []
         for task, version in waiting:
-            # all workers end with the same last version, so nobody gets it before it is complete
+            # all workers end with the same last version, so none is sent it before it is complete
             allowed = spec.staleness if version < spec.total_versions else 0
             if version - block.version > allowed:
                 progress.to_answer.append((task, version))
@@ -110,21 +110,22 @@ class AsynchronousRounds(Rounds):
 
     def _answer(self, block: BlockState, link: Link, version: int) -> None:
         """Send a worker the present weights, as its version `version`."""
-        activation, progress = self.server.activation, block.progress
+        activation, progress = self.state.activation, block.progress
         if block.number == 0 and activation.is_due(block):
             # With h = `highest_sent`: h may have been sent without the announcement, h + 1 is sent with it, and the
             # plan begins after that, at h + 2.
             activation.announce(progress.highest_sent + 2)
         # A worker that gets a version after the plan's first one has received the announcement before.
         announced = activation.announced
-        if block.number or announced is None or block.plan == announced.plan or version > announced.first:
+        if block.number or announced is None or block.plan_number == announced.plan_number or version > announced.first:
             announced = NO_ANNOUNCEMENT
         progress.highest_sent = max(progress.highest_sent, version)
-        header = Header(PARAM, block.plan, block.number, 0, block.definition.nbytes, version, block.first, *announced)
+        nbytes = block.definition.nbytes
+        header = Header(PARAM, block.plan_number, block.number, 0, nbytes, version, block.first, *announced)
         self.send_weights(link, header, block)
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
-        wants_first = header.version < 0 and link.task in self.server.plan_of(block).newcomers
+        wants_first = header.version == FIRST and link.task in self.state.prepared_of(block).newcomers
         version = block.first if wants_first else header.version
         # If its push has not arrived or is not applied, the answer is still to come.
         if version >= 0 and (wants_first or self._has_pushed(block, link.task, version - 1)):
@@ -133,14 +134,14 @@ class AsynchronousRounds(Rounds):
 
     def _has_pushed(self, block: BlockState, task: str, version: int) -> bool:
         """Return whether all tree nodes that a worker pushes for a version of a block have arrived."""
-        pushers = self.server.plans[self.server.activation.plan_at(block, version)].pushers
+        pushers = self.state.plans[self.state.activation.plan_number_at(block, version)].pushers
         nodes = {node for node, pusher in pushers.items() if pusher == task}
         return version < block.version or nodes <= block.progress.received.get(version, set())
 
-    def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
+    def continue_without(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Do not wait for these tree nodes (by plan number) any more."""
-        for number in nodes.keys() & self.server.plans.keys():
+        for number in nodes.keys() & self.state.plans.keys():
             for node in nodes[number]:
-                self.server.plans[number].pushers.pop(node, None)
-        for block in list(self.server.owned.values()):
+                self.state.plans[number].pushers.pop(node, None)
+        for block in list(self.state.owned.values()):
             self._advance(block)

@@ -24,7 +24,7 @@ from pslite.server.server_state import ServerState
 class Handoff:
     """Sends blocks to their next owners, takes those that arrive, and reports when all blocks have moved."""
 
-    server: ServerState
+    state: ServerState
     connections: Connections
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
@@ -37,17 +37,17 @@ class Handoff:
 
     def activate_due_plan(self, block: BlockState) -> None:
         """Put an owned block under the announced plan, if it has reached the plan's first version."""
-        announced = self.server.activation.announced
-        if announced is None or block.version != announced.first or block.plan == announced.plan:
+        announced = self.state.activation.announced
+        if announced is None or block.version != announced.first or block.plan_number == announced.plan_number:
             return
-        server, number = self.server, block.number
-        prepared = server.plans[announced.plan]
+        state, number = self.state, block.number
+        prepared = state.plans[announced.plan_number]
         prepared.note_entered()
-        block.enter_plan(announced.plan, announced.first, prepared.reduction.leaves)
-        if prepared.plan.owner(number).task == server.task:
+        block.enter_plan(announced.plan_number, announced.first, prepared.reduction.leaves)
+        if prepared.plan.owner(number).task == state.task:
             self.assign_backup(block, moved=False)
         else:
-            del server.owned[number]
+            del state.owned[number]
             self.to_send.append(block)
             self.unacknowledged[number] = block
         self.report_moved_if_complete()
@@ -55,7 +55,7 @@ class Handoff:
     def can_send(self) -> bool:
         """Return whether `send` would send something now.
 
-        It would not over a connection that is full: the selector wakes the loop when that can take more.
+        Over a connection on which data waits it would not: the loop is woken when that data has been sent.
         """
         if self._can_send_seed():
             return True
@@ -68,11 +68,11 @@ class Handoff:
 
         It may when all owned blocks are under the new plan and all answers to workers have been sent.
         """
-        announced = self.server.activation.announced
+        announced = self.state.activation.announced
         if not self.to_send or announced is None:
             return None
         if (
-            any(block.plan != announced.plan for block in self.server.owned.values())
+            any(block.plan_number != announced.plan_number for block in self.state.owned.values())
             or not self.connections.all_answers_sent
         ):
             return None
@@ -81,7 +81,7 @@ class Handoff:
 
     def _next_owner(self, block: BlockState) -> str:
         """Return the server that owns a block under the plan that the block has entered."""
-        return self.server.plan_of(block).plan.owner(block.number).task
+        return self.state.prepared_of(block).plan.owner(block.number).task
 
     def _can_send_seed(self) -> bool:
         return self.replica_sender.can_send_seed() and self.connections.all_answers_sent
@@ -98,18 +98,18 @@ class Handoff:
         link = self.connections.opened.get(owner)
         if link is None:
             self.connections.note_missing(owner)
-            self.to_send.rotate(-1)
+            self.to_send.rotate(-1)  # meanwhile the blocks of other owners are sent
         elif not link.unsent:
             self.to_send.popleft()
-            whole = block.whole
-            steps = block.progress.applied if self.server.spec.asynchronous else block.steps_without_gradient
-            link.send(block.state_header(STATE, whole, steps), whole)
-            self.server.plan_of(block).moved_bytes += whole.nbytes
+            payload = block.weights_and_slots
+            steps = block.progress.applied if self.state.spec.asynchronous else block.uncounted_steps
+            link.send(block.state_header(STATE, payload, steps), payload)
+            self.state.prepared_of(block).sent_bytes += payload.nbytes
 
     def acknowledged(self, number: int) -> None:
         """Note that the next owner has a block; if the job has replicas, its state here becomes one."""
         block = self.unacknowledged.pop(number)
-        if self.server.replicated:
+        if self.state.replicated:
             self.replica_sender.release(block)
             self.replica_store.keep(block)
 
@@ -119,7 +119,7 @@ class Handoff:
         if block is not None:
             self.replica_sender.release(block)
         self.to_send = deque(block for block in self.to_send if block.number != number)
-        for prepared in self.server.plans.values():
+        for prepared in self.state.plans.values():
             prepared.gained.pop(number, None)
 
     # --- receiving ------------------------------------------------------------------------------------------------
@@ -134,19 +134,19 @@ class Handoff:
                 f"the state of block {header.block} arrived at version {header.version}, "
                 f"but workers push gradients for version {block.version}"
             )
-            self.server.send(Failed(reason=reason))
+            self.state.send(Failed(reason=reason))
             return False
         block.state_arrived(header)
         block.progress.highest_sent = header.version
-        if self.server.spec.asynchronous:
+        if self.state.spec.asynchronous:
             block.progress.applied = header.gradients_applied
         else:
             # the optimizer does not count the steps before the block was added
-            block.steps_without_gradient = header.version if header.kind == INIT else header.steps_without_gradient
-        self.server.version = max(self.server.version, block.version)
-        prepared = self.server.plan_of(block)
+            block.uncounted_steps = header.version if header.kind == INIT else header.uncounted_steps
+        self.state.version = max(self.state.version, block.version)
+        prepared = self.state.prepared_of(block)
         prepared.note_entered()
-        self.server.owned[block.number] = block
+        self.state.owned[block.number] = block
         del prepared.gained[block.number]
         return True
 
@@ -161,36 +161,37 @@ class Handoff:
             whether its state has just arrived from another owner.
 
         """
-        prepared = self.server.plan_of(block)
+        prepared = self.state.prepared_of(block)
         backup = prepared.plan.backup(block.number)
         if backup is None:
             block.backup = block.next_backup = ""
-        elif moved and backup.task in holders_of(prepared.previous, block.number):
-            block.backup = backup.task
-        elif moved:
+        elif not moved:
+            if backup.task != block.backup:
+                self.replica_sender.seed_later(block, backup.task)
+        elif backup.task in holders_of(prepared.previous, block.number):
+            block.backup = backup.task  # it has been the owner or the backup, and keeps the state as a replica
+        else:
             # Sent at once, since no other server has this state: the next answer to workers waits for the backup.
             self.replica_sender.seed(block, backup.task)
-        elif backup.task != block.backup:
-            self.replica_sender.seed_later(block, backup.task)
 
     # --- the end of a move ----------------------------------------------------------------------------------------
 
     @property
     def moving(self) -> bool:
         """Whether this server expects states of blocks, or acknowledgements of those that it hands off."""
-        return bool(self.unacknowledged) or any(prepared.gained for prepared in self.server.plans.values())
+        return bool(self.unacknowledged) or any(prepared.gained for prepared in self.state.plans.values())
 
     def report_moved_if_complete(self) -> None:
         """Tell the coordinator, once, that this server has moved to the newest plan that a block has entered."""
-        number = max((n for n, prepared in self.server.plans.items() if prepared.entered_at), default=0)
+        number = max((n for n, prepared in self.state.plans.items() if prepared.entered_at), default=0)
         if not number:
             return
-        prepared = self.server.plans[number]
+        prepared = self.state.plans[number]
         if prepared.moved_sent or prepared.gained or self.unacknowledged or not self.replica_sender.all_seeded:
             return
-        if any(block.plan != number for block in self.server.owned.values()):
+        if any(block.plan_number != number for block in self.state.owned.values()):
             return
         prepared.moved_sent = True
-        self.server.activation.forget_announcement(number)
+        self.state.activation.forget_announcement(number)
         move_ms = (time.monotonic() - prepared.entered_at) * 1e3
-        self.server.send(Moved(plan=number, sent_bytes=prepared.moved_bytes, move_ms=move_ms))
+        self.state.send(Moved(plan=number, sent_bytes=prepared.sent_bytes, move_ms=move_ms))

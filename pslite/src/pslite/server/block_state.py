@@ -57,17 +57,17 @@ class BufferPool:
             return
         self._free.setdefault((buffer.dtype.name, buffer.size), []).append(buffer)
 
-    def reserve(self, definitions: list[Block], copies: int) -> None:
-        """Allocate `copies` buffers for each block in advance, so that no step has to."""
+    def reserve(self, definitions: list[Block], count: int) -> None:
+        """Allocate `count` buffers for each block in advance, so that no step has to."""
         for definition in definitions:
-            for _ in range(copies):
+            for _ in range(count):
                 self.give(np.full(definition.size, 0, dtype=definition.dtype))
 
     def trim(self, needed: Iterable[tuple[Block, int]]) -> None:
         """Free the buffers beyond those that are needed: pairs of a block and its number of buffers."""
         counts = Counter[tuple[str, int]]()
-        for definition, copies in needed:
-            counts[definition.dtype, definition.size] += copies
+        for definition, count in needed:
+            counts[definition.dtype, definition.size] += count
         # copied, because a thread that prepares a plan may reserve buffers of other sizes meanwhile
         for key, free in list(self._free.items()):
             del free[counts[key] :]
@@ -108,6 +108,7 @@ class AsyncProgress:
 class BlockState:
     """One block on one server: weights, optimizer slots, version, and the gradient sum of the present step.
 
+    Its state is the weights, the optimizer slots and the version, which a hand-off or a seed sends to another server.
     On its owner a block goes through these stages: expected (`has_state` is False; pushes of its first step are kept);
     owned; outgoing, when a plan has given it to another server (read only, until the state is sent and acknowledged);
     then freed, or kept as a replica.  A replica is expected until its seed arrives.
@@ -115,10 +116,10 @@ class BlockState:
 
     definition: Block
     #: number of the plan that the block has entered, or will be under when its state arrives
-    plan: int
+    plan_number: int
     #: leaves of the reduction tree under that plan
     leaves: InitVar[int]
-    #: shared memory that contains `state`, if workers of this machine may read it there
+    #: shared memory that contains `arrays`, if workers of this machine may read them there
     arena: Arena | None = None
     #: of the block; copied from `definition`, as it is read for every frame
     number: int = field(init=False)
@@ -126,10 +127,10 @@ class BlockState:
     version: int = -1
     #: first version of `plan`; of a replica that was put under the plan without a step, the version that it had then
     first: int = 0
-    #: whether `state` has arrived
+    #: whether the state has arrived
     has_state: bool = False
-    #: shape (1 + optimizer slots, size): row 0 are the weights
-    state: Array = field(init=False)
+    #: weights (row 0) and optimizer slots; shape (1 + optimizer slots, size)
+    arrays: Array = field(init=False)
     #: synchronous jobs: tree nodes of the present step that have been pushed
     received: set[int] = field(default_factory=set)
     #: synchronous jobs: partial sums of the present step
@@ -138,10 +139,11 @@ class BlockState:
     total: Gradient | None = None
     #: synchronous jobs: steps that the optimizer does not count: those before the block was added, and those without a
     #: gradient
-    steps_without_gradient: int = 0
+    uncounted_steps: int = 0
     #: synchronous jobs: whether the last step had no gradient
     unchanged: bool = False
-    #: synchronous jobs: whether the first worker has a gradient in the present step, and had one in the last
+    #: synchronous jobs: whether the first worker has a gradient in the present step, and had one in the last; all
+    #: workers are sent the latter, so that those of an MXNet job go through the groups of keys in the same order
     first_worker_has_gradient: bool = False
     first_worker_had_gradient: bool = False
     #: asynchronous jobs only
@@ -162,14 +164,14 @@ class BlockState:
         definition = self.definition
         self.number = definition.number
         shape = 1 + slots(definition.optimizer), definition.size
-        self.state = np.empty(shape, dtype=definition.dtype) if self.arena is None else self.arena.state(definition)
-        self.state.fill(0)
+        self.arrays = np.empty(shape, dtype=definition.dtype) if self.arena is None else self.arena.state(definition)
+        self.arrays.fill(0)
         self.begin_step(leaves)
 
     @property
     def updates(self) -> int:
         """How often the optimizer has updated the block."""
-        return self.version - self.steps_without_gradient
+        return self.version - self.uncounted_steps
 
     @property
     def schedule_version(self) -> int:
@@ -179,12 +181,12 @@ class BlockState:
     @property
     def weights(self) -> memoryview:
         """The weights, as bytes."""
-        return bytes_of(self.state[0])
+        return bytes_of(self.arrays[0])
 
     @property
-    def whole(self) -> memoryview:
-        """The weights and the optimizer slots, as bytes."""
-        return bytes_of(self.state)
+    def weights_and_slots(self) -> memoryview:
+        """The weights and the optimizer slots (`arrays`), as bytes."""
+        return bytes_of(self.arrays)
 
     @property
     def backups(self) -> list[str]:
@@ -194,17 +196,22 @@ class BlockState:
     def weights_header(self, announced: tuple[int, int]) -> Header:
         """Return the header of a frame with the present weights."""
         nbytes, flag = self.definition.nbytes, int(self.first_worker_had_gradient)
-        return Header(PARAM, self.plan, self.number, 0, nbytes, self.version, self.first, *announced, crc_or_flag=flag)
+        return Header(
+            PARAM, self.plan_number, self.number, 0, nbytes, self.version, self.first, *announced, crc_or_flag=flag
+        )
 
-    def step_header(self, length: int, factors: int, announced: tuple[int, int]) -> Header:
+    def step_header(self, length: int, factor_count: int, announced: tuple[int, int]) -> Header:
         """Return the header of a frame that has a replica apply the step from the present version."""
-        return Header(REPLICATE, self.plan, self.number, factors, length, self.version, self.first, *announced)
+        return Header(
+            REPLICATE, self.plan_number, self.number, factor_count, length, self.version, self.first, *announced
+        )
 
     def state_header(self, kind: int, payload: memoryview, steps: int) -> Header:
         """Return the header of a frame with the present state (`Header.with_checksum`)."""
         return Header.with_checksum(
-            kind, payload, plan=self.plan, block=self.number, version=self.version, first=self.first, steps=steps
-        )
+            kind, payload, plan=self.plan_number, block=self.number, version=self.version, first=self.first,
+            steps=steps,
+        )  # fmt: skip
 
     def note_rows(self, total: Rows) -> None:
         """Note which rows a step changes."""
@@ -213,22 +220,23 @@ class BlockState:
     def changed_rows(self) -> Rows | None:
         """Return the rows that the last two steps changed: all that a worker lacks if it has the weights before them.
 
-        None if that may be everything: in the first two versions of a plan, since workers that the plan added have no
-        earlier weights, and as long as this server does not know both steps.
+        Two, because a worker puts the weights into the memory of the last version but one
+        (`pslite.worker.ps.model_buffers`).  None if that may be everything: in the first two versions of a plan, since
+        workers that the plan added have no earlier weights, and as long as this server does not know both steps.
         """
         before_last, last = self.step_rows if self.step_rows is not None else (None, None)
         if before_last is None or last is None or self.version < self.first + 2:
             return None
         numbers = np.union1d(before_last, last)
-        return Rows(numbers, self.state[0].reshape(-1, self.definition.row)[numbers])
+        return Rows(numbers, self.arrays[0].reshape(-1, self.definition.row)[numbers])
 
     def state_arrived(self, header: Header) -> None:
-        """Note that `state` has arrived with a frame, and at which version."""
+        """Note that the state has arrived with a frame, and at which version."""
         self.version, self.first, self.has_state = header.version, header.first, True
 
-    def enter_plan(self, plan: int, first: int, leaves: int) -> None:
+    def enter_plan(self, plan_number: int, first: int, leaves: int) -> None:
         """Put the block under a plan whose first version is `first`, the present one."""
-        self.plan = plan
+        self.plan_number = plan_number
         self.first = first
         self.begin_step(leaves)
 

@@ -29,19 +29,19 @@ class Step:
     #: factor of the mean gradient by clipping; 1 if the norm of all gradients is within the limit
     clip: float = 1.0
     #: LAMB: factor of the update of each piece of a tensor in the block
-    factors: tuple[float, ...] = ()
+    trust_ratios: tuple[float, ...] = ()
 
     def views(self) -> tuple[memoryview, ...]:
-        """Return the payload that a replica is sent: divisor, clip and factors as float64, then the sum."""
+        """Return the payload that a replica is sent: divisor, clip and trust ratios as float64, then the sum."""
         if isinstance(self.total, NoGradient):
             return ()
         total = self.total.views() if isinstance(self.total, Rows) else (self.total.data.cast("B"),)
-        numbers = np.array((self.divisor, self.clip, *self.factors))
-        return numbers.data.cast("B"), *total
+        factors = np.array((self.divisor, self.clip, *self.trust_ratios))
+        return factors.data.cast("B"), *total
 
     @classmethod
     def parse(cls, definition: Block, payload: Array, count: int) -> Step:
-        """Return the step in a payload that begins with `count` float64 numbers; without any it has no gradient.
+        """Return the step in a payload that begins with `count` float64 factors; without any it has no gradient.
 
         Raises
         ------
@@ -51,10 +51,10 @@ class Step:
         """
         if not count:
             return cls(NO_GRADIENT, 1.0)
-        divisor, clip, *factors = np.frombuffer(payload, dtype=np.float64, count=count).tolist()
+        divisor, clip, *trust_ratios = np.frombuffer(payload, dtype=np.float64, count=count).tolist()
         sum_bytes = payload[8 * count :]
-        total = parse(definition, sum_bytes.data) if definition.row else sum_bytes.view(definition.dtype)
-        return cls(total, divisor, clip, tuple(factors))
+        total = parse(definition, sum_bytes.data) if definition.is_sparse else sum_bytes.view(definition.dtype)
+        return cls(total, divisor, clip, tuple(trust_ratios))
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class StepMaker:
     coordinator, which adds them up over all servers and sends the factors.
     """
 
-    server: ServerState
+    state: ServerState
     #: block number -> sums of squares that are not sent yet, by vector
     _unsent_squares: dict[Vector, dict[int, Squares]] = field(default_factory=lambda: {"gradient": {}, "update": {}})
     #: all that has been sent of the last step, by vector
@@ -75,7 +75,7 @@ class StepMaker:
 
     @cached_property
     def _updater(self) -> Updater:
-        return Updater(self.server.spec.clip_value)
+        return Updater(self.state.spec.clip_value)
 
     def make(self, block: BlockState, total: Gradient) -> Step | None:
         """Return the step of a block whose gradient sum is complete.
@@ -83,11 +83,11 @@ class StepMaker:
         If a factor has not come from the coordinator yet, return None and keep the sums of squares that the
         coordinator needs for it; `send_squares` sends them.
         """
-        spec, number, version = self.server.spec, block.number, block.version
+        spec, number, version = self.state.spec, block.number, block.version
         if isinstance(total, NoGradient):
             return Step(total, 1.0)
         optimizer = block.definition.optimizer
-        divisor = spec.divisor(optimizer, version, self.server.plan_of(block).reduction.leaves)
+        divisor = spec.divisor(optimizer, version, self.state.prepared_of(block).reduction.leaves)
         values = total.values if isinstance(total, Rows) else total
         clip = 1.0
         if spec.clip_norm:
@@ -98,14 +98,14 @@ class StepMaker:
             clip = known[0]
         if not isinstance(optimizer, LAMB):
             return Step(total, divisor, clip)
-        tensors = self.server.tensors
+        tensors = self.state.tensors
         shares_tensor = number in tensors.blocks_sharing_tensors
         trust = self._known_factors("update", version) if shares_tensor else None
         if trust is None:
             sizes = [piece.size for piece in tensors.pieces[number]]
             squares = {
                 number: self._updater.squares(
-                    optimizer, block.state, values, divisor, block.schedule_version, clip, sizes
+                    optimizer, block.arrays, values, divisor, block.schedule_version, clip, sizes
                 )
             }
             if shares_tensor:
@@ -129,21 +129,22 @@ class StepMaker:
             how often the optimizer has updated the block; None for the block's `updates`.
 
         """
-        self.server.faults.reached(FaultPoint.APPLY, block, step)
+        self.state.faults.reached(FaultPoint.APPLY, block, step)
         for squares in self._unsent_squares.values():
-            # drop squares that were computed a second time after a new coordinator had repeated a factor
+            # A new coordinator repeats factors, so that the step of a block may be computed again when its squares have
+            # been sent.
             squares.pop(block.number, None)
         optimizer, total = block.definition.optimizer, step.total
         block.unchanged = isinstance(total, NoGradient)
         if isinstance(total, NoGradient):
-            block.steps_without_gradient += 1
+            block.uncounted_steps += 1
             return
         updates = block.updates if updates is None else updates
         version = block.schedule_version if version is None else version
-        self.server.meter.add(block.definition.nbytes)
-        pieces = self.server.tensors.pieces[block.number] if step.factors else ()
-        factors = tuple((piece.size, factor) for piece, factor in zip(pieces, step.factors, strict=True))
-        self._updater.apply(optimizer, block.state, total, step.divisor, version, step.clip, factors, updates)
+        self.state.meter.add(block.definition.nbytes)
+        pieces = self.state.tensors.pieces[block.number] if step.trust_ratios else ()
+        factors = tuple((piece.size, ratio) for piece, ratio in zip(pieces, step.trust_ratios, strict=True))
+        self._updater.apply(optimizer, block.arrays, total, step.divisor, version, step.clip, factors, updates)
         if isinstance(total, Rows):
             block.note_rows(total)
 
@@ -165,14 +166,15 @@ class StepMaker:
         for vector, squares in self._unsent_squares.items():
             if squares:
                 # The blocks have the same version: none completes a step before the coordinator has the squares of all.
-                version = next(self.server.owned[number].version for number in squares)
+                version = next(self.state.owned[number].version for number in squares)
                 last = self._sent_squares.get(vector)
+                # squares of this step that were sent in earlier calls, when other blocks were not complete
                 reported = last.squares if last is not None and last.version == version else {}
                 self._sent_squares[vector] = Norm(version=version, squares={**reported, **squares}, of=vector)
-                self.server.send(Norm(version=version, squares=dict(squares), of=vector))
+                self.state.send(Norm(version=version, squares=dict(squares), of=vector))
                 squares.clear()
 
     def send_squares_again(self) -> None:
         """Repeat the reports of the present step to a new coordinator, which does not have them."""
         for norm in self._sent_squares.values():
-            self.server.send(norm)
+            self.state.send(norm)

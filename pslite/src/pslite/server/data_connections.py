@@ -19,7 +19,7 @@ from pslite.net.tcp_or_unix_socket import open_listeners
 from pslite.net.tensor_frames import Link, Receiver
 from pslite.server.server_state import ServerState
 
-#: seconds after which the coordinator is told of a broken connection to a member that it has not reported dead
+#: seconds after which a broken connection to a member that the coordinator has not reported dead is reported to it
 BROKEN_SECONDS = 3.0
 
 
@@ -27,7 +27,7 @@ BROKEN_SECONDS = 3.0
 class Connections:
     """The open data connections, served by the loop's selector; those that stay broken are reported."""
 
-    server: ServerState
+    state: ServerState
     #: the loop's selector; the data of a connection's key is its `Link`
     selector: selectors.BaseSelector
     #: of this server, with the job's token
@@ -43,13 +43,13 @@ class Connections:
     #: the TCP port on which connections are accepted
     port: int = field(init=False)
     #: the name of the Unix socket on which connections are accepted
-    local: str = field(init=False)
+    unix_socket: str = field(init=False)
     #: task -> connection that a worker or server opened to this server
     accepted: dict[str, Link] = field(default_factory=dict)
     #: task -> connection that this server opened to another one
     opened: dict[str, Link] = field(default_factory=dict)
     #: members that the coordinator has reported dead
-    gone: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
     _all: dict[Link, None] = field(default_factory=dict)
     #: connections for which the selector waits until the socket is writable
     _writing: set[Link] = field(default_factory=set)
@@ -59,12 +59,12 @@ class Connections:
     _violators: set[str] = field(default_factory=set)
 
     def __post_init__(self, on_opened: Callable[[Link], None]) -> None:
-        self.connector = ServerConnections(on_opened, self.server.faults)
-        listeners, self.local = open_listeners(self.host)
+        self.connector = ServerConnections(on_opened, self.state.faults)
+        listeners, self.unix_socket = open_listeners(self.host)
         self.port = int(listeners[0].getsockname()[1])
         self._listeners = [
             HandshakeListener(
-                self.selector, listener, acceptor=self._acceptor, welcome=self._accept, say=self.server.say
+                self.selector, listener, acceptor=self._acceptor, welcome=self._accept, say=self.state.say
             )
             for listener in listeners
         ]
@@ -80,7 +80,7 @@ class Connections:
 
     def _refusal(self, hello: Hello) -> str:
         """Return the reason why a connection is refused; "" if it is accepted."""
-        if hello.task in self.gone:
+        if hello.task in self.dead:
             return f"the coordinator has reported {hello.task} dead"
         if hello.channel != "data":
             return f"{self.identity.task} is a parameter server: it accepts data connections only, not {hello.channel}"
@@ -101,7 +101,7 @@ class Connections:
         if earlier is not None:
             self.drop(earlier)
         links[link.task] = link
-        self.server.faults.reached(FaultPoint.CONNECTION_OPENED, link)
+        self.state.faults.reached(FaultPoint.CONNECTION_OPENED, link)
         self._all[link] = None
         self.selector.register(link.sock, selectors.EVENT_READ, link)
 
@@ -124,7 +124,7 @@ class Connections:
             self._broken.pop(task, None)
             for link in self.with_member(task):
                 self.drop(link)
-        self.gone.update(tasks)
+        self.dead.update(tasks)
 
     def keep_only(self, *, opened: Collection[str], accepted: Collection[str]) -> None:
         """Close the opened and the accepted connections with all members except these."""
@@ -159,7 +159,7 @@ class Connections:
         except PeerLost as error:
             self._lose(link, str(error))
         except ProtocolError as error:
-            self.server.say(f"closed the connection of {link.task}, which violated the protocol: {error}")
+            self.state.say(f"closed the connection of {link.task}, which violated the protocol: {error}")
             self._violators.add(link.task)
             self._lose(link, f"{link.task} violated the protocol: {error}")
 
@@ -181,14 +181,14 @@ class Connections:
         """Close a broken connection; `check_timeouts` reports it later if it is needed and stays broken."""
         needed = self.is_needed(link)
         self.drop(link)
-        if needed and link.task not in self.gone:
+        if needed and link.task not in self.dead:
             # Nothing is reported at once: if the peer has died, the coordinator finds out by itself, with the cause.
-            self._broken[link.task] = (time.monotonic(), f"{self.server.task}: {reason}")
+            self._broken[link.task] = (time.monotonic(), f"{self.state.task}: {reason}")
 
     def note_missing(self, task: str) -> None:
         """Note that there is no connection to a server to which something has to be sent."""
-        if task not in self.gone:
-            self._broken.setdefault(task, (time.monotonic(), f"{self.server.task} has no connection to {task}"))
+        if task not in self.dead:
+            self._broken.setdefault(task, (time.monotonic(), f"{self.state.task} has no connection to {task}"))
 
     def forget_broken(self) -> None:
         """Report none of the connections that are broken now: a plan was completed without them."""

@@ -128,7 +128,7 @@ class Server:
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 address=self.address,
-                local=connections.local,
+                local=connections.unix_socket,
                 machine=machine(),
             )
         )
@@ -144,7 +144,7 @@ class Server:
             Abort: self._abort,
             Commit: lambda message: state.activation.commit(message.plan),
             PlanDone: self._plan_completed,
-            Reassign: self._workers_lost,
+            Reassign: self._reassign,
             Census: lambda message: self._failover.report_copies(message, self._frames),
             Promote: self._failover.promote,
             Factors: self._take_factors,
@@ -160,8 +160,8 @@ class Server:
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         #: numbers of plans that the coordinator has aborted; one may still be in preparation
         self._aborted: set[int] = set()
-        #: wakes the selector when another thread queues a result
-        self._wake_out, self._wake_in = socket.socketpair()
+        #: other threads write to one of these when they queue a result, which wakes the selector, which reads the other
+        self._wake_reader, self._wake_writer = socket.socketpair()
         #: whether `Exit` has arrived
         self._exiting = False
         #: exit status; None until the last checkpoint is written
@@ -182,15 +182,15 @@ class Server:
 
         """
         meter = self._state.meter
-        self._wake_out.setblocking(False)
+        self._wake_reader.setblocking(False)
         self._control.watch(self._selector, self._read_control)
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._take_results)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._take_results)
         try:
             steps_wait = False
             # even after `Exit`, until the coordinator has confirmed all messages of this server
             while self._status is None or not self._control.settled:
                 wait = 0 if steps_wait or self._handoff.can_send() else min(_CONTROL_SECONDS, self._control.heartbeat)
-                meter.end()
+                meter.end()  # the time in `select` is not counted as work
                 ready = self._selector.select(wait)
                 meter.begin()
                 for key, mask in ready:
@@ -203,12 +203,12 @@ class Server:
                 self._handoff.send()
                 self._connections.flush()
                 self._leave_when_saved()
-                self._heartbeat()
+                self._do_what_is_due()
             return self._status
         except JobFailed:
             if self._status is None:
                 raise
-            return self._status
+            return self._status  # this server had left: the coordinator may have ended before it confirmed the messages
         finally:
             self._close()
 
@@ -220,14 +220,17 @@ class Server:
         self._closed = True
         for block in self._state.owned.values():
             if block.arena is not None:
-                block.arena.keep()
+                block.arena.keep()  # workers may still have to read the last weights in it
         self._close_unused()
         self._connections.close()
-        for closable in (self._control, self._wake_in, self._wake_out, self._selector):
+        for closable in (self._control, self._wake_writer, self._wake_reader, self._selector):
             closable.close()
 
-    def _heartbeat(self) -> None:
-        """Send a heartbeat if one is due, and read the coordinator's messages at least every `_CONTROL_SECONDS`."""
+    def _do_what_is_due(self) -> None:
+        """Send a heartbeat if one is due, check timeouts, and read messages at least every `_CONTROL_SECONDS`.
+
+        The selector reports the control connection, too, but not what has been received and is not read yet.
+        """
         now = time.monotonic()
         if now - self._beat_at >= self._control.heartbeat:
             self._beat_at = now
@@ -263,12 +266,12 @@ class Server:
         """Queue a result for the loop; called by other threads."""
         self._results.put(result)
         with contextlib.suppress(OSError):
-            self._wake_in.send(b"x")
+            self._wake_writer.send(b"x")
         if self._closed:
             self._close_unused()
 
     def _close_unused(self) -> None:
-        """Close opened connections that the loop has not taken; from any thread."""
+        """Close opened connections that the loop has not taken; may be called in any thread."""
         with contextlib.suppress(queue.Empty):
             while True:
                 result = self._results.get_nowait()
@@ -277,7 +280,7 @@ class Server:
 
     def _take_results(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._wake_out.recv(256)
+            self._wake_reader.recv(256)
         while not self._results.empty():
             result = self._results.get()
             if isinstance(result, Nack | Saved | NotSaved | Digests):
@@ -321,7 +324,8 @@ class Server:
         if not state.has_spec:
             self._set_spec(message.spec)
         elif message.spec != state.spec and message.spec.without_late().agrees(state.spec.without_late()):
-            # keys were added, each as a segment or part of one; or a plan that would have added some was aborted
+            # It differs in keys that were added during the training (late segments), or that an aborted plan would have
+            # added.
             state.set_spec(message.spec)
         elif message.spec != state.spec:
             self._state.send(Nack(plan=message.plan.number, reason="the job's description differs from the first one"))
@@ -363,32 +367,38 @@ class Server:
         """Drop everything that belongs to the plans before one to which all members have moved."""
         state, connections, number = self._state, self._connections, message.plan
         former_members = {task for plan in state.known_plans() for task in plan.tasks()}
+        # plans and their announcements
         for earlier in [n for n in state.plans if n < number]:
             self._drop_plan(earlier)
-        state.completed_plan = number
+        state.completed_plan_number = number
         state.activation.forget_announcement(number)
         prepared = state.plans[number]
         plan, owned = prepared.plan, list(state.owned.values())
+        # replicas here, and backups of the blocks here
         self._replica_store.plan_completed(plan.replicas_of(state.task), number)
         backups = {block.number: server.task for block in owned if (server := plan.backup(block.number)) is not None}
         for block in self._replica_sender.plan_completed(owned, backups):
             self._rounds.answer_workers(block)
-        # A member that is in no known plan stays connected: it may belong to the next one, which has not arrived here.
-        left = former_members - plan.tasks()
+        # Connections. A member that is in no known plan stays connected: it may belong to the next one, which has not
+        # arrived here.
+        no_members = former_members - plan.tasks()
         connections.keep_only(
-            opened={task for block in owned for task in block.backups}, accepted=connections.accepted.keys() - left
+            opened={task for block in owned for task in block.backups},
+            accepted=connections.accepted.keys() - no_members,
         )
         connections.forget_broken()
-        copies = max(len(plan.workers), len(prepared.pushers))
-        needed = [(block.definition, copies) for block in owned]
+        # Buffers: for the gradient of each worker, or each tree node where a worker pushes several, and for a step of
+        # each replica.
+        gradients = max(len(plan.workers), len(prepared.pushers))
+        needed = [(block.definition, gradients) for block in owned]
         state.pool.trim(needed + [(block.definition, 1) for block in self._replica_store.kept.values()])
 
-    def _workers_lost(self, message: Reassign) -> None:
-        """Continue without workers that are gone or away: others push their nodes; what they have pushed counts."""
+    def _reassign(self, message: Reassign) -> None:
+        """Continue without workers that have died or wait at a barrier: others push their nodes."""
         self._connections.drop_dead(message.gone)
         self._state.away = frozenset(message.away)
         if self._state.has_spec:
-            self._rounds.workers_lost(message.nodes)
+            self._rounds.continue_without(message.nodes)
         self._state.send(Reassigned(number=message.number))
 
     def _take_factors(self, message: Factors) -> None:

@@ -28,7 +28,7 @@ from pslite.server.training_rounds import Rounds
 class Failover:
     """Reports this server's copies of blocks of dead servers, and makes it the owner of those it is given."""
 
-    server: ServerState
+    state: ServerState
     connections: Connections
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
@@ -41,20 +41,20 @@ class Failover:
 
         Frames of the dead servers that have arrived are taken by `receiver` first; later ones are not accepted.
         """
-        self._receive_remaining(message.gone, receiver)
+        self._receive_arrived(message.gone, receiver)
         self.connections.drop_dead(message.gone)
-        blocks = [*self.server.owned.values(), *self.handoff.unacknowledged.values()]
-        for block in self.replica_sender.servers_lost(message.gone, blocks):
+        blocks = [*self.state.owned.values(), *self.handoff.unacknowledged.values()]
+        for block in self.replica_sender.servers_died(message.gone, blocks):
             self.rounds.answer_workers(block)
-        self.server.frozen.update(message.blocks)
+        self.state.frozen.update(message.blocks)
         copies = {number: self._newest_copy(number) for number in message.blocks}
         versions = {number: block.version for number, block in copies.items() if block is not None}
-        self.server.send(Copies(number=message.number, versions=versions))
+        self.state.send(Copies(number=message.number, versions=versions))
         self.handoff.report_moved_if_complete()
 
-    def _receive_remaining(self, gone: Collection[str], receiver: Receiver) -> None:
+    def _receive_arrived(self, dead: Collection[str], receiver: Receiver) -> None:
         """Receive the frames of dead members that have arrived."""
-        for task in gone:
+        for task in dead:
             for link in self.connections.with_member(task):
                 with contextlib.suppress(PeerLost, ProtocolError):
                     while link.receive(receiver):
@@ -62,36 +62,36 @@ class Failover:
 
     def _newest_copy(self, number: int) -> BlockState | None:
         """Return the newest copy of a block: owned, handed off but not acknowledged, or a replica."""
-        holders = (self.server.owned, self.handoff.unacknowledged, self.replica_store.kept)
+        holders = (self.state.owned, self.handoff.unacknowledged, self.replica_store.kept)
         copies = (blocks[number] for blocks in holders if number in blocks)
         return max(copies, key=lambda block: block.version, default=None)
 
     def promote(self, message: Promote) -> None:
         """Give blocks new owners under every plan; own those that this server is given."""
-        server, new_owners = self.server, message.owners
+        state, new_owners = self.state, message.owners
         for number in new_owners:
-            owners = {plan.owner(number).task for plan in server.known_plans() if plan.has(number)}
-            server.former_owners.setdefault(number, set()).update(owners)
-        for prepared in server.plans.values():
+            owners = {plan.owner(number).task for plan in state.known_plans() if plan.has(number)}
+            state.former_owners.setdefault(number, set()).update(owners)
+        for prepared in state.plans.values():
             prepared.plan = prepared.plan.without(message.gone, new_owners)
             prepared.previous = prepared.previous and prepared.previous.without(message.gone, new_owners)
             # A plan that is not completed may have more to move now; it is reported again.
-            prepared.moved_sent = prepared.plan.number <= server.completed_plan
+            prepared.moved_sent = prepared.plan.number <= state.completed_plan_number
         # before any `Moved`, which must refer to the new owners
-        server.send(Promoted(number=message.number))
+        state.send(Promoted(number=message.number))
         promoted = []
         for number, owner in new_owners.items():
             newest = self._newest_copy(number)
-            owned = server.owned.pop(number, None)
+            owned = state.owned.pop(number, None)
             if owned is not None:
                 self.replica_sender.release(owned)
             self.handoff.withdraw(number)
             self.replica_store.remove(number)
-            if owner.task == server.task:
+            if owner.task == state.task:
                 assert newest is not None
                 promoted.append(newest)
         # all of them before `_become_owner`, which reports `Moved` when every owned block has entered the plan
-        server.owned.update({block.number: block for block in promoted})
+        state.owned.update({block.number: block for block in promoted})
         for block in promoted:
             self._become_owner(block)
         self._unfreeze(new_owners)
@@ -100,16 +100,17 @@ class Failover:
 
     def _become_owner(self, block: BlockState) -> None:
         """Continue with a block as its new owner, at the version that is here."""
-        self.server.faults.reached(FaultPoint.TAKE_BLOCK, block.number)
-        server, activation = self.server, self.server.activation
-        plan, first = block.announced
-        if activation.announced is None and plan > server.completed_plan and plan in server.plans:
-            activation.announced = Announcement(plan, first)
+        self.state.faults.reached(FaultPoint.TAKE_BLOCK, block.number)
+        state, activation = self.state, self.state.activation
+        # the former owner may have announced a plan to workers that no other server knows of yet
+        plan_number, first = block.announced
+        if activation.announced is None and plan_number > state.completed_plan_number and plan_number in state.plans:
+            activation.announced = Announcement(plan_number, first)
         # workers need all weights, since they may have missed answers of the former owner
         block.step_rows, block.unchanged = None, False
-        prepared = server.plan_of(block)
-        if block.plan > server.completed_plan:
-            prepared.note_entered()
+        prepared = state.prepared_of(block)
+        if block.plan_number > state.completed_plan_number:
+            prepared.note_entered()  # on the former owner, the block had entered it
         block.begin_step(prepared.reduction.leaves)
         self.handoff.activate_due_plan(block)
         self.rounds.answer_workers(block)
@@ -119,8 +120,8 @@ class Failover:
 
         A block was frozen and keeps its owner if the only plan that would have given it to a dead server was aborted.
         """
-        server = self.server
-        unfrozen, server.frozen = server.frozen - new_owners.keys(), set()
-        for block in list(server.owned.values()):
+        state = self.state
+        unfrozen, state.frozen = state.frozen - new_owners.keys(), set()
+        for block in list(state.owned.values()):
             if block.number in unfrozen:
                 self.rounds.proceed(block)

@@ -54,15 +54,15 @@ class _Handler(NamedTuple):
 class FrameHandlers:
     """The `Receiver` of a server's data connections."""
 
-    server: ServerState
+    state: ServerState
     connections: Connections
     replica_sender: ReplicaSender
     replica_store: ReplicaStore
     handoff: Handoff
     #: set when the job's description is known
     rounds: Rounds = field(init=False)
-    #: connection -> memory for the payload of its present frame; without those that go into a block's state, or that
-    #: are dropped
+    #: connection -> memory into which the payload of its present frame is received, unless it goes into a block's
+    #: state, or is dropped
     _buffers: WeakKeyDictionary[Link, Array] = field(default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
@@ -87,21 +87,21 @@ class FrameHandlers:
 
     def payload(self, link: Link, header: Header) -> memoryview:
         """Return the memory for the payload of a frame; raise ProtocolError to refuse the peer."""
-        if header.kind == RESEND and header.block >= len(self.server.blocks):
-            # a worker may ask before this server knows the job, or for a block that an aborted plan would have added
+        count = len(self.state.definitions)
+        if header.kind == RESEND and header.block >= count:
+            # A worker may ask before this server knows the job, or for a block that an aborted plan would have added;
+            # `_request_arrived` ignores it.
             return memoryview(b"")
-        if header.block >= len(self.server.blocks):
-            raise ProtocolError(
-                f"{link.task} sent a frame about block {header.block}, but the job has {len(self.server.blocks)} blocks"
-            )
+        if header.block >= count:
+            raise ProtocolError(f"{link.task} sent a frame about block {header.block}, but the job has {count} blocks")
         handler = self._handlers.get(header.kind)
         if handler is None:
             raise ProtocolError(f"{link.task} sent a frame of kind {header.kind}, which no server accepts")
-        return handler.payload(link, header, self.server.blocks[header.block])
+        return handler.payload(link, header, self.state.definitions[header.block])
 
     def arrived(self, link: Link, header: Header) -> None:
         """Take a frame whose payload is complete."""
-        if not self.server.faults.reached(FaultPoint.FRAME, link, header):
+        if not self.state.faults.reached(FaultPoint.FRAME, link, header):
             self._handlers[header.kind].arrived(link, header)
 
     def shared(self, link: Link, header: Header) -> None:
@@ -122,36 +122,36 @@ class FrameHandlers:
             # replaces the region that had this number
             link.regions[header.region] = MappedMemory(link.descriptor())
             return
-        region, server = link.regions.get(header.region), self.server
-        if header.kind != PUSH or region is None or header.block >= len(server.blocks):
+        region, state = link.regions.get(header.region), self.state
+        if header.kind != PUSH or region is None or header.block >= len(state.definitions):
             raise ProtocolError(
                 f"{link.task} sent a frame of kind {header.kind} about block {header.block} in shared memory number "
                 f"{header.region}, which is not allowed: shared memory must have been sent before, and contains only "
                 f"gradients (kind {PUSH}) of the job's blocks"
             )
-        definition = server.blocks[header.block]
-        if header.length != definition.nbytes or definition.row or region.nbytes not in server.region_sizes:
+        definition = state.definitions[header.block]
+        if header.length != definition.nbytes or definition.is_sparse or region.nbytes not in state.region_sizes:
             raise ProtocolError(
                 f"{link.task} sent a gradient of {header.length} bytes of block {header.block} in shared memory of "
-                f"{region.nbytes} bytes; {definition.nbytes} and {server.layout.nbytes} bytes are right, "
+                f"{region.nbytes} bytes; {definition.nbytes} and {state.layout.nbytes} bytes are right, "
                 "and gradients of sparse blocks are not shared"
             )
-        if self.rounds.admit(link, header):
+        if self.rounds.admit(link, header) is not None:
             # The worker does not write to it until it has the next version of every block.
-            self._buffers[link] = region.array(definition, server.layout.blocks[definition.number])
+            self._buffers[link] = region.array(definition, state.layout.blocks[definition.number])
         self.arrived(link, header)
 
     # --- gradients and requests -----------------------------------------------------------------------------------
 
     def _push_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        number, server = header.block, self.server
-        length = checked_length(definition, header.length) if definition.row else server.wire_lengths[number]
-        if not self.rounds.admit(link, header):
+        number, state = header.block, self.state
+        length = checked_length(definition, header.length) if definition.is_sparse else state.wire_lengths[number]
+        if self.rounds.admit(link, header) is None:
             return _dropped(length)
-        if definition.row:
+        if definition.is_sparse:
             return self._new_buffer(link, length)
-        encoding = server.encodings[number]
-        buffer = server.pool.take(definition, encoding.dtype if encoding is not None else "")
+        encoding = state.encodings[number]
+        buffer = state.pool.take(definition, encoding.dtype if encoding is not None else "")
         self._buffers[link] = buffer
         return buffer.data.cast("B")
 
@@ -166,43 +166,43 @@ class FrameHandlers:
         self.rounds.skip(link, header)
 
     def _request_arrived(self, link: Link, header: Header) -> None:
-        if header.block < len(self.server.blocks):
+        if header.block < len(self.state.definitions):
             self.rounds.take_request(link, header)
 
     # --- initial weights of the job -------------------------------------------------------------------------------
 
     def _weights_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
-        if header.block in self.server.owned and self.server.may_begin(link, header):
+        if header.block in self.state.owned and self.state.may_send_initial_weights(link, header):
             # They have arrived before: sent again because the worker's connection broke, or by another worker.
             return self._new_buffer(link, definition.nbytes if header.kind == INIT else state_bytes(definition))
-        block = self.server.block_for_state(link, header)
-        return block.weights if header.kind == INIT else block.whole
+        block = self.state.block_for_state(link, header)
+        return block.weights if header.kind == INIT else block.weights_and_slots
 
     def _weights_arrived(self, link: Link, header: Header) -> None:
-        if self._buffers.pop(link, None) is not None or header.block in self.server.owned:
+        if self._buffers.pop(link, None) is not None or header.block in self.state.owned:
             return
-        block = self.server.block_for_state(link, header)
+        block = self.state.block_for_state(link, header)
         if not self.handoff.receive(block, header):
             return
         self.rounds.answer_requests()
         # the replica of a block that a later plan adds is seeded at once
-        self.handoff.assign_backup(block, moved=self.server.plan_of(block).previous is not None)
+        self.handoff.assign_backup(block, moved=self.state.prepared_of(block).previous is not None)
         self.rounds.answer_workers(block)
         self.handoff.report_moved_if_complete()
 
     # --- blocks that move -----------------------------------------------------------------------------------------
 
     def _state_payload(self, link: Link, header: Header, definition: Block) -> memoryview:  # noqa: ARG002
-        return self.server.block_for_state(link, header).whole
+        return self.state.block_for_state(link, header).weights_and_slots
 
     def _state_arrived(self, link: Link, header: Header) -> None:
-        block = self.server.block_for_state(link, header)
+        block = self.state.block_for_state(link, header)
         try:
-            header.check(block.whole, link.task)
+            header.check(block.weights_and_slots, link.task)
         except ProtocolError as error:
             # The former owner does not send it a second time: the job cannot go on.  A damaged seed
             # (`ReplicaStore.take_seed`) only closes the connection, as the job can go on without the replica.
-            self.server.send(Failed(reason=str(error)))
+            self.state.send(Failed(reason=str(error)))
             return
         if not self.handoff.receive(block, header):
             return
@@ -215,7 +215,7 @@ class FrameHandlers:
     def _state_acknowledged(self, link: Link, header: Header) -> None:
         if header.block in self.handoff.unacknowledged:
             self.handoff.acknowledged(header.block)
-        elif not self.server.replicated:  # with replicas, `_note_acknowledged` may have been called before
+        elif not self.state.replicated:  # with replicas, `_note_acknowledged` may have been called before
             raise ProtocolError(f"{link.task} acknowledged block {header.block}, which it was not sent")
         self.handoff.report_moved_if_complete()
 
@@ -223,7 +223,7 @@ class FrameHandlers:
 
     def _note_acknowledged(self, link: Link, header: Header) -> None:
         """Count a seed or step from a block's new owner as its acknowledgement: it proves that it has the block."""
-        if header.block in self.handoff.unacknowledged and self.server.owns(link, header.block):
+        if header.block in self.handoff.unacknowledged and self.state.peer_owns(link, header.block):
             self.handoff.acknowledged(header.block)
 
     def _replica(self, link: Link, header: Header) -> BlockState | None:
@@ -235,30 +235,30 @@ class FrameHandlers:
             the peer has never owned the block, or the replica is at another version.
 
         """
-        return self.replica_store.find(link, header) if self.server.check_owner(link, header.block) else None
+        return self.replica_store.find(link, header) if self.state.check_owner(link, header.block) else None
 
     def _seed_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         self._note_acknowledged(link, header)
         replica = self._replica(link, header)
-        return replica.whole if replica is not None else _dropped(state_bytes(definition))
+        return replica.weights_and_slots if replica is not None else _dropped(state_bytes(definition))
 
     def _seed_arrived(self, link: Link, header: Header) -> None:
-        if self.server.owns(link, header.block) and self.replica_store.find(link, header) is not None:
+        if self.state.peer_owns(link, header.block) and self.replica_store.find(link, header) is not None:
             self.replica_store.take_seed(link, header)
-            # discard a seed from a former owner that is still arriving: it would overwrite the replica
+            # Discard a seed from a former owner that is still arriving: it goes into the same memory.
             for other_link in self.connections.except_link(link):
-                late = other_link.coming
-                if late is not None and (late.kind, late.block) == (SEED, header.block):
+                coming = other_link.coming
+                if coming is not None and (coming.kind, coming.block) == (SEED, header.block):
                     other_link.divert()
 
     def _seed_acknowledged(self, link: Link, header: Header) -> None:
-        self.replica_sender.seed_acknowledged(link, header, self.server.owned.get(header.block))
+        self.replica_sender.seed_acknowledged(link, header, self.state.owned.get(header.block))
         self.handoff.report_moved_if_complete()
 
     def _step_payload(self, link: Link, header: Header, definition: Block) -> memoryview:
         self._note_acknowledged(link, header)
         replica = self._replica(link, header)
-        buffer = self.replica_store.buffer(definition, header, len(self.server.tensors.pieces[header.block]))
+        buffer = self.replica_store.buffer(definition, header, len(self.state.tensors.pieces[header.block]))
         if replica is not None:
             self._buffers[link] = buffer
         return buffer.data
@@ -266,7 +266,7 @@ class FrameHandlers:
     def _step_arrived(self, link: Link, header: Header) -> None:
         buffer = self._buffers.pop(link, None)
         # while the payload arrived, a failover may have given the block another owner
-        if buffer is not None and self.server.owns(link, header.block) and self.replica_store.find(link, header):
+        if buffer is not None and self.state.peer_owns(link, header.block) and self.replica_store.find(link, header):
             self.replica_store.take_step(link, header, buffer)
 
     def _step_acknowledged(self, link: Link, header: Header) -> None:

@@ -1,8 +1,8 @@
-"""Activation of plans: the version at which a plan takes effect, and how all members learn it without stopping.
+"""Activation of plans: the version at which a plan takes effect, and how all members get to know it without stopping.
 
 When the coordinator commits a plan, the server that owns block 0 chooses the plan's first version.  It announces plan
 and version to the workers together with weights of block 0 that precede that version; the workers repeat the
-announcement in their pushes to all servers.  So everybody knows it before a step under the new plan can be pushed.
+announcement in their pushes to all servers.  So all members have it before a step under the new plan can be pushed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pslite.server.block_state import BlockState
 class Announcement(NamedTuple):
     """A plan that is about to take effect, and its first version; (0, 0) in a frame that announces nothing."""
 
-    plan: int
+    plan_number: int
     first: int
 
 
@@ -38,37 +38,37 @@ class PlanActivation:
     faults: FaultPoints
     #: None before the first announcement, and from when this server has moved to the announced plan until the next one
     announced: Announcement | None = None
-    #: number of versions of the job
+    #: of the job
     total_versions: int = 0
-    #: the plan that the coordinator has committed and that is not announced yet; 0: none
+    #: number of the plan that the coordinator has committed and that is not announced yet; 0: none
     _committed: int = 0
-    #: plans that are over or given up, which workers that have not heard of it may still announce
+    #: numbers of plans that are over or aborted; workers may still announce them, until they know that
     _finished: set[int] = field(default_factory=set)
 
-    def commit(self, plan: int) -> None:
-        """Have a plan announced with the next weights of block 0 (synchronous jobs: that another step makes)."""
-        if self.announced is not None and self.announced.plan == plan:
-            self._repeat_announcement(self.announced)
+    def commit(self, plan_number: int) -> None:
+        """Have a plan announced with the next weights of block 0 that are sent."""
+        if self.announced is not None and self.announced.plan_number == plan_number:
+            self._report_former_owners(self.announced)
         else:
-            self._committed = plan
+            self._committed = plan_number
 
-    def _repeat_announcement(self, announced: Announcement) -> None:
-        """Tell the coordinator about an announcement that the former owner of block 0 made, perhaps without telling."""
-        self.send(Announced(plan=announced.plan, first=announced.first))
+    def _report_former_owners(self, announced: Announcement) -> None:
+        """Report an announcement of the former owner of block 0, which may have died before it reported it."""
+        self.send(Announced(plan=announced.plan_number, first=announced.first))
 
     def is_due(self, block: BlockState) -> bool:
         """Return whether a committed plan is still to be announced with block 0."""
-        return bool(self._committed) and block.plan < self._committed
+        return bool(self._committed) and block.plan_number < self._committed
 
     def announce(self, first: int) -> None:
-        """Announce the committed plan for version `first`, unless the job ends before, and tell the coordinator."""
-        plan, self._committed = self._committed, 0
+        """Announce the committed plan for version `first`, unless the job ends before; report it to the coordinator."""
+        plan_number, self._committed = self._committed, 0
         if first >= self.total_versions:
             first = JOB_ENDS_BEFORE
         else:
-            self.announced = Announcement(plan, first)
-        self.send(Announced(plan=plan, first=first))
-        self.faults.reached(FaultPoint.PLAN_ANNOUNCED, plan)
+            self.announced = Announcement(plan_number, first)
+        self.send(Announced(plan=plan_number, first=first))
+        self.faults.reached(FaultPoint.PLAN_ANNOUNCED, plan_number)
 
     def announce_if_due(self, block: BlockState) -> None:
         """Announce a committed plan, in a synchronous job, when a step has been applied to block 0.
@@ -78,14 +78,14 @@ class PlanActivation:
         replica, so that the replica has the announcement before any worker.
         """
         if self.is_due(block):
-            if self.announced is not None and self.announced.plan == self._committed:
-                self._repeat_announcement(self.announced)
+            if self.announced is not None and self.announced.plan_number == self._committed:
+                self._report_former_owners(self.announced)
                 self._committed = 0
             else:
                 self.announce(block.version + 2)
 
-    def learn(self, plan: int, first: int, *, prepared: bool) -> None:
-        """Take the announcement that a worker repeats in a push; nothing if `plan` is 0 or given up.
+    def take(self, plan_number: int, first: int, *, prepared: bool) -> None:
+        """Take the announcement that a worker repeats in a push; nothing if the number is 0, or the plan aborted.
 
         Raises
         ------
@@ -93,14 +93,15 @@ class PlanActivation:
             the plan was never `prepared` on this server.
 
         """
-        if plan and self.announced is None and plan not in self._finished:
+        if plan_number and self.announced is None and plan_number not in self._finished:
             if not prepared:
-                raise ProtocolError(f"a push announces plan {plan}, which was never prepared on this server")
-            self.announced = Announcement(plan, first)
+                raise ProtocolError(f"a push announces plan {plan_number}, which was never prepared on this server")
+            self.announced = Announcement(plan_number, first)
 
-    def plan_at(self, block: BlockState, version: int) -> int:
-        """Return the plan under which the step from a version of a block is pushed."""
-        return self.announced.plan if self.announced is not None and version >= self.announced.first else block.plan
+    def plan_number_at(self, block: BlockState, version: int) -> int:
+        """Return the number of the plan under which the step from a version of a block is pushed."""
+        announced = self.announced
+        return announced.plan_number if announced is not None and version >= announced.first else block.plan_number
 
     def for_replica(self, block: BlockState) -> Announcement:
         """Return the announcement that a block's replica has to know with a step.
@@ -115,7 +116,8 @@ class PlanActivation:
         step v + 1    the replicas of other blocks get it
         ============= =================================================================
 
-        If a replica had it earlier and the owner died, the replica would act on an announcement that no worker has.
+        If a replica had it earlier and the owner died, the plan would begin on the new owner although no worker has the
+        announcement.
         """
         announced, ahead = self.announced, 2 if block.number == 0 else 1
         return announced if announced is not None and announced.first <= block.version + ahead else NO_ANNOUNCEMENT
@@ -127,15 +129,15 @@ class PlanActivation:
             return NO_ANNOUNCEMENT
         return announced
 
-    def forget_plan(self, plan: int) -> None:
-        """Forget a plan that is given up or over, announced or not; workers' later announcements of it are ignored."""
-        self._finished.add(plan)
-        if self._committed == plan:
+    def forget_plan(self, plan_number: int) -> None:
+        """Forget a plan that is aborted or over, announced or not; workers' later announcements of it are ignored."""
+        self._finished.add(plan_number)
+        if self._committed == plan_number:
             self._committed = 0
-        if self.announced is not None and self.announced.plan == plan:
+        if self.announced is not None and self.announced.plan_number == plan_number:
             self.announced = None
 
-    def forget_announcement(self, plan: int) -> None:
+    def forget_announcement(self, plan_number: int) -> None:
         """Drop the announcement of a plan to which this server has moved, or an earlier one; a later plan's stays."""
-        if self.announced is not None and self.announced.plan <= plan:
+        if self.announced is not None and self.announced.plan_number <= plan_number:
             self.announced = None

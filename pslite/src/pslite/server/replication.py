@@ -73,8 +73,8 @@ class ReplicaSender:
             return
         views = step.views()
         nbytes = sum(view.nbytes for view in views)
-        factors = 2 + len(step.factors) if views else 0
-        header = block.step_header(nbytes, factors, announced)
+        factor_count = 2 + len(step.trust_ratios) if views else 0  # divisor and clip, too
+        header = block.step_header(nbytes, factor_count, announced)
         for task in tasks:
             link = self.links.get(task)
             if link is not None:
@@ -109,7 +109,7 @@ class ReplicaSender:
         """Return whether a seed is due and the limit of seeds is not reached; tests can hold seeds back."""
         if not self._due_seeds or len(self._sent_seeds) >= _MAX_SEEDS:
             return False
-        return not self.faults.reached(FaultPoint.REPLICA_DUE, self._due_seeds[0][0].plan)
+        return not self.faults.reached(FaultPoint.REPLICA_DUE, self._due_seeds[0][0].plan_number)
 
     def seed_later(self, block: BlockState, task: str) -> None:
         """Queue a seed that makes a server the backup of a block."""
@@ -121,14 +121,14 @@ class ReplicaSender:
 
     def seed(self, block: BlockState, task: str) -> None:
         """Send a block's state to a server, and from then on each step; nothing if there is no connection to it."""
-        if self.faults.reached(FaultPoint.SEND_REPLICA, block.plan):
+        if self.faults.reached(FaultPoint.SEND_REPLICA, block.plan_number):
             return
         link = self.links.get(task)
         if link is None:
             return  # the server has died; the next plan names another backup
         # copied, because the next step may change the block before all of it is sent
-        payload = bytes_of(np.array(block.state))
-        link.send(block.state_header(SEED, payload, block.steps_without_gradient), payload)
+        payload = bytes_of(np.array(block.arrays))
+        link.send(block.state_header(SEED, payload, block.uncounted_steps), payload)
         self._sent_seeds[block.number] = task
         if block.backup:
             block.next_backup = task
@@ -147,7 +147,7 @@ class ReplicaSender:
     def plan_completed(self, owned: Collection[BlockState], backups: Mapping[int, str]) -> list[BlockState]:
         """Keep only the backups that a completed plan names; return the blocks whose workers can be answered now.
 
-        A server that is a backup no more may have left before it acknowledged a step.  The new backup has received the
+        A server that is a backup no more may have ended before it acknowledged a step.  The new backup has received the
         same step.
 
         Parameters
@@ -160,8 +160,7 @@ class ReplicaSender:
         """
         answerable = []
         for block in owned:
-            # `backup` may name a server that left with the previous plan: its successor died before it acknowledged
-            # the block's seed.
+            # `backup` may name a server that is not in the plan: the next backup died before it acknowledged the seed.
             if block.backup and block.backup != backups.get(block.number):
                 if block.awaits_backup:
                     answerable.append(block)
@@ -178,19 +177,22 @@ class ReplicaSender:
         if step is not None and step.block is block:
             del self._steps[block.number]
 
-    def servers_lost(self, gone: Collection[str], blocks: Collection[BlockState]) -> list[BlockState]:
+    def servers_died(self, dead: Collection[str], blocks: Collection[BlockState]) -> list[BlockState]:
         """Drop backups that have died, of these blocks; return the blocks whose workers can be answered now."""
-        self._due_seeds = deque((block, task) for block, task in self._due_seeds if task not in gone)
-        self._sent_seeds = {number: task for number, task in self._sent_seeds.items() if task not in gone}
+        self._due_seeds = deque((block, task) for block, task in self._due_seeds if task not in dead)
+        self._sent_seeds = {number: task for number, task in self._sent_seeds.items() if task not in dead}
         for block in blocks:
-            if block.backup in gone:
+            if block.backup in dead:
                 block.backup, block.next_backup = block.next_backup, ""
-            if block.next_backup in gone:
+            if block.next_backup in dead:
                 block.next_backup = ""
-        return self._wait_only_for(lambda step: step.waits_for - set(gone))
+        return self._wait_only_for(lambda step: step.waits_for - set(dead))
 
     def _wait_only_for(self, backups: Callable[[_UnacknowledgedStep], set[str]]) -> list[BlockState]:
-        """Set which backups have to acknowledge each step; return the blocks whose workers can be answered now."""
+        """Set the backups for whose acknowledgement each step waits, by a function of the step.
+
+        Return the blocks whose workers can be answered now.
+        """
         answerable = []
         for step in list(self._steps.values()):
             step.waits_for = backups(step)
@@ -210,8 +212,8 @@ class ReplicaStore:
     _expected: dict[int, BlockState] = field(default_factory=dict)
     #: unused buffers for steps, by length in bytes
     _free: dict[int, list[Array]] = field(default_factory=dict)
-    #: the last plan that all members have moved to
-    _completed_plan: int = 0
+    #: number of the last plan that all members have moved to
+    _completed_plan_number: int = 0
 
     def expect(self, blocks: Mapping[int, BlockState]) -> None:
         """Expect seeds of these blocks."""
@@ -226,12 +228,12 @@ class ReplicaStore:
         self._expected.pop(number, None)
         self.kept.pop(number, None)
 
-    def plan_completed(self, numbers: Collection[int], plan: int) -> None:
-        """Drop the replicas of all blocks except `numbers`, as all members have moved to `plan`."""
+    def plan_completed(self, numbers: Collection[int], plan_number: int) -> None:
+        """Drop the replicas of all blocks except `numbers`, as all members have moved to a plan."""
         for number in [number for number in self.kept if number not in numbers]:
             self.remove(number)
         self._expected.clear()
-        self._completed_plan = plan
+        self._completed_plan_number = plan_number
         for block in self.kept.values():
             self._enter_completed_plan(block)
 
@@ -241,8 +243,8 @@ class ReplicaStore:
         The plan's first version comes with the owner's next step.  If the owner dies before, this server sends whole
         weights for two steps (`BlockState.changed_rows`), as a worker that the plan has added needs them.
         """
-        if block.plan < self._completed_plan:
-            block.plan, block.first = self._completed_plan, block.version
+        if block.plan_number < self._completed_plan_number:
+            block.plan_number, block.first = self._completed_plan_number, block.version
 
     def find(self, link: Link, header: Header) -> BlockState | None:
         """Return the replica for a seed or step of the block's owner; None if this server keeps none any more.
@@ -273,8 +275,8 @@ class ReplicaStore:
 
         """
         block = self._expected.pop(header.block)
-        header.check(block.whole, link.task)
-        block.plan, block.steps_without_gradient = header.plan, header.steps_without_gradient
+        header.check(block.weights_and_slots, link.task)
+        block.plan_number, block.uncounted_steps = header.plan, header.uncounted_steps
         block.state_arrived(header)
         self.kept[header.block] = block
         link.send(header.reply(SEEDED))
@@ -297,8 +299,8 @@ class ReplicaStore:
             the payload cannot be a step of the block.
 
         """
-        count, sum_bytes = header.factors, header.length - 8 * header.factors
-        fits = checked_length(definition, sum_bytes) >= 0 if definition.row else sum_bytes == definition.nbytes
+        count, sum_bytes = header.factor_count, header.length - 8 * header.factor_count
+        fits = checked_length(definition, sum_bytes) >= 0 if definition.is_sparse else sum_bytes == definition.nbytes
         if not (count == header.length == 0 or (count in (2, 2 + pieces) and fits)):
             raise ProtocolError(
                 f"a step of block {definition.number} cannot have {header.length} bytes with {count} factors"
@@ -309,10 +311,11 @@ class ReplicaStore:
     def take_step(self, link: Link, header: Header, payload: Array) -> None:
         """Apply a step to the replica, and acknowledge it."""
         block = self.kept[header.block]
-        self.apply(block, Step.parse(block.definition, payload, header.factors))
-        block.plan, block.first, block.announced = header.plan, header.first, (header.next_plan, header.next_first)
+        self.apply(block, Step.parse(block.definition, payload, header.factor_count))
+        block.plan_number, block.first = header.plan, header.first
+        block.announced = header.next_plan, header.next_first
         block.version += 1
         self._enter_completed_plan(block)
-        if not block.definition.row:
+        if not block.definition.is_sparse:
             self._free.setdefault(payload.size, []).append(payload)
         link.send(header.reply(REPLICATED))

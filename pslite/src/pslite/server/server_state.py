@@ -22,8 +22,8 @@ from pslite.server.plan_activation import PlanActivation
 from pslite.storage.checkpoint_files import Saver
 
 #: in `PreparedPlan.pushers`, for a tree node whose worker has died or waits at a barrier: every worker of the plan may
-#: push it
-ANY_WORKER = ""
+#: push it; no task has this name
+ANY_WORKER = "*"
 
 
 @dataclass
@@ -43,21 +43,21 @@ class PreparedPlan:
     newcomers: set[str]
     #: block number -> memory, for replicas that this server has not kept so far
     replicas: dict[int, BlockState]
-    #: bytes of state sent to other servers
-    moved_bytes: int = 0
+    #: bytes of blocks' states that this server has sent to their owners under the plan
+    sent_bytes: int = 0
     #: whether the coordinator has been sent `Moved`
     moved_sent: bool = False
     #: time at which the first block entered the plan (monotonic, seconds); 0: none has
     entered_at: float = 0.0
 
     def set_open_nodes(self, nodes: Collection[int]) -> None:
-        """Let any worker of the plan push these nodes; each other node is pushed by its own worker."""
+        """Let any worker of the plan push these nodes of the reduction tree, and only its own worker each other one."""
         for worker, own in zip(self.plan.workers, self.reduction.nodes, strict=True):
             self.pushers.update({node: ANY_WORKER if node in nodes else worker.task for node in own})
 
     @property
-    def first_worker(self) -> str:
-        """The first worker of the plan whose nodes are all still its own; "" if there is none."""
+    def first_present_worker(self) -> str:
+        """The first worker of the plan that neither has died nor waits at a barrier; "" if there is none."""
         return next((worker for worker in self.pushers.values() if worker != ANY_WORKER), "")
 
     def note_entered(self) -> None:
@@ -71,24 +71,21 @@ class ServerState:
 
     Threads that prepare plans and write checkpoints are given `task`, `faults` and `pool` (to reserve buffers in).
 
-    ================ ============================================= ========================
-    field            contents                                      written by
-    ================ ============================================= ========================
-    spec ...         what follows from the job's description       `set_spec`
-    wire_lengths
-    saver            writer of checkpoints                         loop
-    plans            prepared plans, by number                     loop, failover
-    completed_plan   the last plan that all members have moved to  loop
-    owned            blocks that this server owns                  block_handoff, failover
-    frozen           blocks to which no step is applied            failover, `drop_plan`
-    former_owners    owners of blocks before failovers             failover
-    away             workers that wait at a barrier                loop
-    version          the highest version of an owned block         `version_reached`,
-                                                                   block_handoff
-    ================ ============================================= ========================
-
-    Other classes hold it in their attribute `server`, `Server` itself in `_state`.  A block's
-    `state` is its weights and optimizer slots.
+    ===================== ============================================= ========================
+    field                 contents                                      written by
+    ===================== ============================================= ========================
+    spec to wire_lengths  what follows from the job's description       `set_spec`
+    saver                 writer of checkpoints                         event_loop
+    plans                 prepared plans, by number                     event_loop, failover,
+                                                                        `drop_plan`
+    completed_plan_number the last plan that all members have moved to  event_loop
+    owned                 blocks that this server owns                  block_handoff, failover
+    frozen                blocks to which no step is applied            failover, `drop_plan`
+    former_owners         owners of blocks before failovers             failover
+    away                  workers that wait at a barrier                event_loop
+    version               the highest version of an owned block         `version_reached`,
+                                                                        block_handoff
+    ===================== ============================================= ========================
     """
 
     #: the server's id
@@ -106,8 +103,8 @@ class ServerState:
     #: the pieces of tensors in each block
     tensors: Tensors = field(init=False)
     activation: PlanActivation = field(init=False)
-    #: definitions of the job's blocks; empty until the description is known
-    blocks: tuple[Block, ...] = ()
+    #: of the job's blocks; empty until the description is known
+    definitions: tuple[Block, ...] = ()
     #: whether blocks have replicas
     replicated: bool = False
     #: for each block, the encoding of its gradients if they travel in 16 bits
@@ -117,12 +114,12 @@ class ServerState:
     #: None if the job has no checkpoints
     saver: Saver | None = None
     plans: dict[int, PreparedPlan] = field(default_factory=dict)
-    #: 0 until this server has moved to a plan together with all other members
-    completed_plan: int = 0
+    #: number of the last plan that all members have moved to; 0: none
+    completed_plan_number: int = 0
     owned: dict[int, BlockState] = field(default_factory=dict)
     #: numbers of blocks whose versions were reported after a `Census`: they must not change until `Promote`
     frozen: set[int] = field(default_factory=set)
-    #: block number -> servers that owned it: they may send frames as its owner until they hear of the failover
+    #: block number -> servers that owned it: they may send frames as its owner until they know of the failover
     former_owners: dict[int, set[str]] = field(default_factory=dict)
     #: workers that wait at a barrier while others do their part: they are sent no weights unless they ask
     away: frozenset[str] = frozenset()
@@ -141,23 +138,23 @@ class ServerState:
         """
         self.spec = spec
         self.activation.total_versions = spec.total_versions
-        self.blocks = cut(spec)
-        self.layout = Layout(spec, self.blocks)
+        self.definitions = cut(spec)
+        self.layout = Layout(spec, self.definitions)
         self.region_sizes.add(self.layout.nbytes)
-        self.tensors = Tensors(spec, self.blocks)
+        self.tensors = Tensors(spec, self.definitions)
         self.replicated = spec.durability == "durable"
         encoding = encoding_of(spec)
-        self.encodings = [encoding if narrow(spec, definition) else None for definition in self.blocks]
-        self.wire_lengths = [wire_bytes(spec, definition) for definition in self.blocks]
+        self.encodings = [encoding if narrow(spec, definition) else None for definition in self.definitions]
+        self.wire_lengths = [wire_bytes(spec, definition) for definition in self.definitions]
 
     @property
     def has_spec(self) -> bool:
         """Whether the job's description is known."""
-        return bool(self.blocks)
+        return bool(self.definitions)
 
-    def plan_of(self, block: BlockState) -> PreparedPlan:
-        """Return the plan that a block is under."""
-        return self.plans[block.plan]
+    def prepared_of(self, block: BlockState) -> PreparedPlan:
+        """Return the plan that a block is under, as it was prepared."""
+        return self.plans[block.plan_number]
 
     def known_plans(self) -> list[Plan]:
         """Return the prepared plans, and those that they follow."""
@@ -167,9 +164,9 @@ class ServerState:
         """Note the new version of a block, and give its state to the checkpoint of that version, if there is one."""
         self.version = max(self.version, block.version)
         if self.saver is not None:
-            self.saver.take(block.number, block.version, block.state)
+            self.saver.take(block.number, block.version, block.arrays)
 
-    def find(self, header: Header) -> BlockState | None:
+    def find_block(self, header: Header) -> BlockState | None:
         """Return the block of a frame, if this server owns it, or will own it under the frame's plan."""
         block = self.owned.get(header.block)
         if block is None:
@@ -195,14 +192,14 @@ class ServerState:
             )
         if header.kind == STATE:
             self.check_owner(link, header.block)
-        elif not self.may_begin(link, header):
+        elif not self.may_send_initial_weights(link, header):
             raise ProtocolError(
                 f"{link.task} sent initial weights of block {header.block}: only the first worker of the first plan "
                 "may, or a worker of a plan that adds the block"
             )
         return block
 
-    def may_begin(self, link: Link, header: Header) -> bool:
+    def may_send_initial_weights(self, link: Link, header: Header) -> bool:
         """Return whether a peer may send a block's initial weights.
 
         The first worker of the job's first plan may until that plan is completed, and of blocks that a later plan
@@ -213,16 +210,18 @@ class ServerState:
             return False
         if prepared.previous is not None:
             return not prepared.previous.has(header.block) and prepared.plan.worker_index(link.task) >= 0
-        return not self.completed_plan and prepared.plan.workers[0].task == link.task
+        return not self.completed_plan_number and prepared.plan.workers[0].task == link.task
 
-    def owns(self, link: Link, number: int) -> bool:
+    def peer_owns(self, link: Link, number: int) -> bool:
         """Return whether a peer is a server that owns a block under one of the known plans."""
         return link.role == "ps" and any(
             plan.has(number) and plan.owner(number).task == link.task for plan in self.known_plans()
         )
 
     def check_owner(self, link: Link, number: int) -> bool:
-        """Return whether a peer owns a block; False if it did before a failover, of which it may not have heard.
+        """Return whether a peer owns a block; False if it did before a failover.
+
+        It may go on as the owner until the coordinator's message about the failover arrives there.
 
         Raises
         ------
@@ -230,10 +229,10 @@ class ServerState:
             it has never owned the block.
 
         """
-        owner = self.owns(link, number)
-        if not owner and link.task not in self.former_owners.get(number, ()):
+        is_owner = self.peer_owns(link, number)
+        if not is_owner and link.task not in self.former_owners.get(number, ()):
             raise ProtocolError(f"{link.task} sent the state or a step of block {number}, which it does not own")
-        return owner
+        return is_owner
 
     def owned_under_plan(self, header: Header) -> bool:
         """Return whether this server owned a frame's block under the frame's plan.

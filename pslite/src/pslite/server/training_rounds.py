@@ -1,5 +1,6 @@
 """Rounds of training on a server: gradients are added, applied to the weights, and answered with the new weights.
 
+In a round of a block each worker pushes a gradient of it, these are applied, and the workers are sent the new weights.
 `Rounds` is what synchronous and asynchronous jobs have in common.  `SynchronousRounds` applies a block's step when
 every tree node of its sum has been pushed; `pslite.server.async_rounds` applies each gradient when it arrives.
 
@@ -22,6 +23,7 @@ from pslite.fault_points import FaultPoint
 from pslite.net.messages import Factors
 from pslite.net.shared_memory import Arena
 from pslite.net.tensor_frames import (
+    FIRST,
     MAX_REGIONS,
     NEWEST,
     PARAM_ROWS,
@@ -49,7 +51,7 @@ _SLICE_SECONDS = 0.05
 class Rounds(ABC):
     """Receives pushes, and sends workers their weights; when a gradient is applied is left to the subclasses."""
 
-    server: ServerState
+    state: ServerState
     connections: Connections
     step_maker: StepMaker
     handoff: Handoff
@@ -62,8 +64,8 @@ class Rounds(ABC):
 
     # --- pushes ---------------------------------------------------------------------------------------------------
 
-    def admit(self, link: Link, header: Header) -> bool:
-        """Accept a push, or return False if it is late, a duplicate, or for a block of another server.
+    def admit(self, link: Link, header: Header) -> BlockState | None:
+        """Return the block of a push; None if the push is late, a duplicate, or for a block of another server.
 
         The first push for a block whose state has not arrived yet sets the block's version.
 
@@ -73,17 +75,17 @@ class Rounds(ABC):
             another worker has to push that tree node, or the sender is no worker of the plan.
 
         """
-        block = self.server.find(header)
+        block = self.state.find_block(header)
         if block is None:
-            return False
+            return None
         if block.version < 0:
-            if self.server.plan_of(block).plan.worker_index(link.task) < 0:
+            if self.state.prepared_of(block).plan.worker_index(link.task) < 0:
                 raise ProtocolError(
-                    f"{link.task} pushed a gradient of block {header.block} under plan {block.plan}, "
+                    f"{link.task} pushed a gradient of block {header.block} under plan {block.plan_number}, "
                     "of which it is no worker"
                 )
             block.version = block.first = header.first
-        return self._is_awaited(link, header, block)
+        return block if self._is_awaited(link, header, block) else None
 
     @abstractmethod
     def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
@@ -91,32 +93,33 @@ class Rounds(ABC):
 
     def push(self, link: Link, header: Header, buffer: Array) -> None:
         """Add an admitted gradient, which has arrived in `buffer`."""
-        plan = header.next_plan
-        self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
-        block = self.server.find(header)
-        if block is None or not (self.server.spec.asynchronous or self.admit(link, header)):
-            # While it arrived, a failover has set the block back to another version: the worker pushes it again.
-            # Asynchronous jobs have no replicas, and so no failovers.
-            self.server.pool.give(buffer)
+        self._take_announcement(header)
+        # Admitted again: while it arrived, a failover may have set the block back to another version, for which the
+        # worker pushes it again.  Asynchronous jobs have no replicas, and so no failovers.
+        block = self.state.find_block(header) if self.state.spec.asynchronous else self.admit(link, header)
+        if block is None:
+            self.state.pool.give(buffer)
             return
-        gradient: Array | Rows = parse(block.definition, buffer.data) if block.definition.row else buffer
-        encoding = self.server.encodings[header.block]
+        gradient: Array | Rows = parse(block.definition, buffer.data) if block.definition.is_sparse else buffer
+        encoding = self.state.encodings[header.block]
         if encoding is not None and buffer.dtype == encoding.dtype:
-            gradient = self.server.pool.take(block.definition)
+            gradient = self.state.pool.take(block.definition)
             encoding.unpack(buffer, gradient)
-            self.server.pool.give(buffer)
+            self.state.pool.give(buffer)
         self._add(link, header, block, gradient)
 
     def skip(self, link: Link, header: Header) -> None:
         """Take a push without a gradient, in a step of other keys."""
-        if not self.admit(link, header):
+        block = self.admit(link, header)
+        if block is None:
             self.not_admitted(link, header)
             return
-        plan = header.next_plan
-        self.server.activation.learn(plan, header.next_first, prepared=plan in self.server.plans)
-        block = self.server.find(header)
-        assert block is not None
+        self._take_announcement(header)
         self._add(link, header, block, NO_GRADIENT)
+
+    def _take_announcement(self, header: Header) -> None:
+        plan_number = header.next_plan
+        self.state.activation.take(plan_number, header.next_first, prepared=plan_number in self.state.plans)
 
     @abstractmethod
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
@@ -124,22 +127,22 @@ class Rounds(ABC):
 
     def not_admitted(self, link: Link, header: Header) -> None:
         """Handle a push that was not admitted: refuse it, unless it was late or a duplicate."""
-        block = self.server.find(header)
+        block = self.state.find_block(header)
         if block is None:
-            refused, problem = not self.server.owned_under_plan(header), "does not own that block"
+            refused, problem = not self.state.owned_under_plan(header), "does not own that block"
         else:
             refused = header.version >= block.version and header.node not in block.received
-            problem = f"expects step {block.version} under plan {block.plan}"
+            problem = f"expects step {block.version} under plan {block.plan_number}"
         if refused:
             push = f"the gradient of {link.task} for step {header.version} of block {header.block}, plan {header.plan}"
-            self.server.say(f"refused {push}: {self.server.task} {problem}")
+            self.state.say(f"refused {push}: {self.state.task} {problem}")
             link.send(header.reply(REFUSED))
 
     # --- answers ---------------------------------------------------------------------------------------------------
 
     def answer_header(self, block: BlockState) -> Header:
         """Return the header of a frame with a block's present weights."""
-        announced = self.server.activation.for_workers(block)
+        announced = self.state.activation.for_workers(block)
         return block.weights_header(announced)
 
     def answer_workers(self, block: BlockState) -> None:
@@ -148,8 +151,8 @@ class Rounds(ABC):
         rows = block.changed_rows()
         # workers that the plan adds have no weights of the version before its first one
         same = block.unchanged and block.version > block.first
-        for worker in self.server.plan_of(block).plan.workers:
-            if worker.task in self.server.away:
+        for worker in self.state.prepared_of(block).plan.workers:
+            if worker.task in self.state.away:
                 continue
             link = self.connections.accepted.get(worker.task)
             if link is None or link.incarnation != worker.incarnation:
@@ -161,10 +164,10 @@ class Rounds(ABC):
 
     def send_weights(self, link: Link, header: Header, block: BlockState, rows: Rows | None = None) -> None:
         """Send a worker a block's weights, or only the rows that have changed if `rows` is given."""
-        self.server.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
+        self.state.faults.reached(FaultPoint.SEND_WEIGHTS, link, header)
         # Shared memory only for owned blocks: their weights stay as they are until all workers have pushed again.  The
         # memory of a block that leaves is freed, perhaps before the worker has read it.
-        owned = block.number in self.server.owned
+        owned = block.number in self.state.owned
         if rows is not None:
             link.send(replace(header, kind=PARAM_ROWS, length=rows.nbytes), *rows.views())
         elif owned and block.arena is not None and self._share_region(link, block.arena):
@@ -192,7 +195,7 @@ class Rounds(ABC):
     def answer_requests(self) -> None:
         """Answer the requests about blocks whose state is here; the others wait until it arrives."""
         for key, header in list(self.requests.items()):
-            link, block = key[0], self.server.owned.get(header.block)
+            link, block = key[0], self.state.owned.get(header.block)
             if not link.open or (block is not None and self._answer_request(link, header, block)):
                 del self.requests[key]
 
@@ -206,13 +209,11 @@ class Rounds(ABC):
         if header.kind == RESEND:
             self._resend(link, header, block)
             return True
-        if not self.server.spec.asynchronous and block.version != header.version:
+        # FETCH
+        if not self.state.spec.asynchronous and block.version != header.version:
             return False
-        whole = block.whole
-        answer = Header(
-            WHOLE, header.plan, header.block, block.steps_without_gradient, whole.nbytes, header.version, block.first
-        )
-        link.send(answer, whole)
+        payload, steps = block.weights_and_slots, block.uncounted_steps
+        link.send(Header(WHOLE, header.plan, header.block, steps, payload.nbytes, header.version, block.first), payload)
         return True
 
     @abstractmethod
@@ -231,7 +232,7 @@ class Rounds(ABC):
         A new coordinator sends the last factors of each kind at once, which may belong to different versions.
         """
         if self.step_maker.take_factors(message):
-            waiting = (block for block in self.server.owned.values() if block.version == message.version)
+            waiting = (block for block in self.state.owned.values() if block.version == message.version)
             self.resumed.extend((block, message.version) for block in waiting)
 
     def continue_steps(self) -> bool:
@@ -242,18 +243,18 @@ class Rounds(ABC):
         until = time.monotonic() + _SLICE_SECONDS
         while self.resumed:
             block, version = self.resumed.popleft()
-            if self.server.owned.get(block.number) is block and block.version == version:
+            if self.state.owned.get(block.number) is block and block.version == version:
                 self.proceed(block)
             if time.monotonic() >= until:
                 break
         return bool(self.resumed)
 
     def waits_for(self) -> set[str]:
-        """Return the servers that have not confirmed the last step."""
-        return {task for block in self.server.owned.values() if block.awaits_backup for task in block.backups}
+        """Return the tasks that steps wait for: the servers that have not acknowledged the last step."""
+        return {task for block in self.state.owned.values() if block.awaits_backup for task in block.backups}
 
     @abstractmethod
-    def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
+    def continue_without(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Continue without workers that have died or wait at a barrier: `nodes` are their tree nodes, by plan number.
 
         Plans that are not prepared on this server are ignored.
@@ -264,9 +265,9 @@ class SynchronousRounds(Rounds):
     """Applies a block's step, and answers all workers, when the sum over all workers is complete."""
 
     def _is_awaited(self, link: Link, header: Header, block: BlockState) -> bool:
-        if header.version != block.version or header.plan != block.plan or header.node in block.received:
+        if header.version != block.version or header.plan != block.plan_number or header.node in block.received:
             return False
-        if self.server.plan_of(block).pushers.get(header.node) not in (link.task, ANY_WORKER):
+        if self.state.prepared_of(block).pushers.get(header.node) not in (link.task, ANY_WORKER):
             raise ProtocolError(
                 f"{link.task} pushed tree node {header.node} under plan {header.plan}, "
                 "which that plan assigns to another worker"
@@ -275,11 +276,11 @@ class SynchronousRounds(Rounds):
 
     def _add(self, link: Link, header: Header, block: BlockState, gradient: Gradient) -> None:
         block.received.add(header.node)
-        if not isinstance(gradient, NoGradient) and link.task == self.server.plan_of(block).first_worker:
+        if not isinstance(gradient, NoGradient) and link.task == self.state.prepared_of(block).first_present_worker:
             block.first_worker_has_gradient = True
-        # In exact mode each partial sum is rounded, because workers also round the partial sum that they push for
-        # several shards.  In fast mode the tree depends on the number of workers anyway, so this is not needed.
-        rounding = self.server.encodings[block.number] if self.server.spec.mode == "exact" else None
+        # In exact mode the result must not depend on the number of workers.  A worker with several shards pushes their
+        # partial sum, which is rounded by the encoding, so each partial sum is rounded here, too.
+        rounding = self.state.encodings[block.number] if self.state.spec.mode == "exact" else None
         root = block.sums.add(header.node, gradient, lambda left, right: self._combine(left, right, rounding))
         if root is not None:
             block.total = root[1]
@@ -295,7 +296,7 @@ class SynchronousRounds(Rounds):
             assert isinstance(left, Rows)
             assert isinstance(right, Rows)
             return left.plus(right)
-        pool = self.server.pool
+        pool = self.state.pool
         if not left.flags.writeable:
             left, right = right, left  # addition is commutative
         out = left if left.flags.writeable else pool.take(left)
@@ -306,10 +307,10 @@ class SynchronousRounds(Rounds):
         return out
 
     def waits_for(self) -> set[str]:
-        """Return the workers whose pushes of the present step are missing, and servers that have not confirmed it."""
+        """Return the workers whose pushes of the present step are missing, and the servers as `Rounds` does."""
         pushing = (
-            (self.server.plan_of(block).pushers, block.received)
-            for block in self.server.owned.values()
+            (self.state.prepared_of(block).pushers, block.received)
+            for block in self.state.owned.values()
             if block.total is None
         )
         workers = {task for pushers, received in pushing for node, task in pushers.items() if node not in received}
@@ -317,32 +318,32 @@ class SynchronousRounds(Rounds):
 
     def proceed(self, block: BlockState) -> None:
         """Apply a block's step if its sum is complete, its state is here and its factors are known."""
-        server = self.server
-        if block.total is None or not block.has_state or block.number in server.frozen:
+        state = self.state
+        if block.total is None or not block.has_state or block.number in state.frozen:
             return
         step = self.step_maker.make(block, block.total)
         if step is None:
             return
         self.step_maker.apply(block, step)
         if block.number == 0:
-            server.activation.announce_if_due(block)
-        self.handoff.replica_sender.send_step(block, step, server.activation.for_replica(block))
+            state.activation.announce_if_due(block)
+        self.handoff.replica_sender.send_step(block, step, state.activation.for_replica(block))
         block.total = None
         block.first_worker_had_gradient, block.first_worker_has_gradient = block.first_worker_has_gradient, False
         block.received.clear()
         block.version += 1
-        server.version_reached(block)
+        state.version_reached(block)
         self.handoff.activate_due_plan(block)
         if not block.awaits_backup:
             self.answer_workers(block)
 
     def _resend(self, link: Link, header: Header, block: BlockState) -> None:
-        wants_first = header.version < 0 and link.task in self.server.plan_of(block).newcomers
+        wants_first = header.version == FIRST and link.task in self.state.prepared_of(block).newcomers
         version = block.first if wants_first else header.version
         if version == block.version and not block.awaits_backup:
             self.send_weights(link, self.answer_header(block), block)
 
-    def workers_lost(self, nodes: Mapping[int, Collection[int]]) -> None:
+    def continue_without(self, nodes: Mapping[int, Collection[int]]) -> None:
         """Let every worker of a plan push these tree nodes (by plan number); what was pushed counts."""
-        for number in nodes.keys() & self.server.plans.keys():
-            self.server.plans[number].set_open_nodes(nodes[number])
+        for number in nodes.keys() & self.state.plans.keys():
+            self.state.plans[number].set_open_nodes(nodes[number])

@@ -90,7 +90,7 @@ class ModelReplica:
             for block in self._blocks:
                 self._idle[block.number] += block.segment in gradient.idle
         counts = [spec.divisor(block.optimizer, version, 1) for block in blocks]
-        rows = [gradient.rows[b.segment].within(b) if b.row else None for b in blocks]
+        rows = [gradient.rows[b.segment].within(b) if b.is_sparse else None for b in blocks]
         parts = [
             gradient.part(block) if some is None else some.values for block, some in zip(blocks, rows, strict=True)
         ]

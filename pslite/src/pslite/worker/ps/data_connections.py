@@ -56,10 +56,10 @@ class DataPlane:
         self._reopening: set[str] = set()
         #: servers in doubt: since when and why, until they answer again or the coordinator has said what is so
         self._doubted: dict[str, tuple[float, str]] = {}
-        self._wake_out, self._wake_in = socket.socketpair()
-        self._wake_out.setblocking(False)
-        self._wake_in.setblocking(False)
-        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
 
     # --- the event loop -------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class DataPlane:
             if any(key.data is None for key, _ in ready):
                 # before any frame: it may be of the plan that has just been prepared
                 with contextlib.suppress(BlockingIOError):
-                    self._wake_out.recv(256)
+                    self._wake_reader.recv(256)
                 check()
             for key, mask in ready:
                 link = key.data
@@ -85,7 +85,7 @@ class DataPlane:
     def wake(self) -> None:
         """Have `pump` call `check`; from any thread."""
         with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_in.send(b"x")
+            self._wake_writer.send(b"x")
 
     def _receive(self, link: Link) -> None:
         try:
@@ -189,7 +189,7 @@ class DataPlane:
         self._opener.close()
         for link in list(self.links.values()):
             link.close()
-        for closable in (self._selector, self._wake_in, self._wake_out):
+        for closable in (self._selector, self._wake_writer, self._wake_reader):
             closable.close()
 
     def _lost(self, link: Link, reason: str) -> None:

@@ -133,7 +133,7 @@ class FrameReceiver:
             )
         if header.kind == PARAM:
             return self._model.arriving(header.version).views[header.block]
-        if not block.row:
+        if not block.is_sparse:
             raise ProtocolError(f"{link.task} sent single rows of block {header.block}, which is not sparse")
         self._rows[link] = bytearray(checked_length(block, header.length))
         return memoryview(self._rows[link])
@@ -177,7 +177,7 @@ class FrameReceiver:
 
     def _fetched_arrived(self, link: Link, header: Header) -> None:
         self._divert_others(link, header)
-        self._fetch.arrived(header.block, header.steps_without_gradient)
+        self._fetch.arrived(header.block, header.uncounted_steps)
 
     def _refused(self, link: Link, header: Header) -> None:
         """A server has refused a push, as it does not own the block: the coordinator may know why."""

@@ -67,14 +67,14 @@ class GradientSender:
                 if block.segment in bundle.idle:
                     link.send(self._header(SKIP, plan, block, contribution.node, 0))
                     continue
-                looked_into = link.local and not block.row and bundle.is_own(block.segment)
+                looked_into = link.local and not block.is_sparse and bundle.is_own(block.segment)
                 self._send_block(link, plan, block, contribution, self._share(link, bundle) if looked_into else 0)
             if fillers:
                 self._plane.flush(link)
 
     def _send_block(self, link: Link, plan: Plan, block: Block, contribution: Contribution, region: int) -> None:
         bundle, encoding = contribution.bundle, self._model.encoding
-        rows = bundle.rows[block.segment].within(block) if block.row else None
+        rows = bundle.rows[block.segment].within(block) if block.is_sparse else None
         length = wire_bytes(self._model.spec, block) if rows is None else rows.nbytes
         narrow = encoding if length != block.nbytes else None
         header = self._header(PUSH, plan, block, contribution.node, block.nbytes if region else length, region)

@@ -26,7 +26,7 @@ class StateFetch:
     _plane: DataPlane
     _awaited: dict[int, Array] = field(default_factory=dict)
     #: by block that has come, how many steps had no gradient of it
-    steps_without_gradient: dict[int, int] = field(default_factory=dict)
+    uncounted_steps: dict[int, int] = field(default_factory=dict)
 
     def begin(self, numbers: Iterable[int]) -> list[Array]:
         """Ask for some blocks; returns where they arrive, each of shape (1 + slots, size)."""
@@ -55,7 +55,7 @@ class StateFetch:
             return None
         return bytes_of(self._awaited[block])
 
-    def arrived(self, block: int, steps_without_gradient: int) -> None:
+    def arrived(self, block: int, uncounted_steps: int) -> None:
         """Note that the state of a block is here."""
         self._awaited.pop(block, None)
-        self.steps_without_gradient[block] = steps_without_gradient
+        self.uncounted_steps[block] = uncounted_steps

@@ -264,7 +264,7 @@ class Worker(Membership):
         """Return how many steps had a gradient of each of some blocks. Call it between steps."""
         self._fetch.begin(blocks)
         self._events.wait(lambda: self._fetch.done, patient=True)
-        return [self.version - self._fetch.steps_without_gradient[number] for number in blocks]
+        return [self.version - self._fetch.uncounted_steps[number] for number in blocks]
 
     def _check(self) -> None:
         """Handle what other threads have queued."""
