@@ -46,9 +46,9 @@ class SpeedPoint(NamedTuple):
     #: Number of jobs that were measured at it, one after the other; 0 where they were not counted.
     jobs: int = 0
     #: When it was measured last; seconds since 1970, 0 where not known.
-    at: float = 0.0
+    last_measured: float = 0.0
     #: When this speed was measured first; seconds since 1970, 0 where not known.
-    since: float = 0.0
+    first_measured: float = 0.0
     #: The speed before it changed; 0 where it has not.
     previous_speed: float = 0.0
 
@@ -59,7 +59,7 @@ class SpeedPoint(NamedTuple):
             samples_per_second=self.samples_per_second + (samples_per_second - self.samples_per_second) / count,
             measurements=count,
             jobs=min(self.jobs + another_job, MAX_MEASUREMENTS),
-            at=at,
+            last_measured=at,
         )
 
 

@@ -119,7 +119,7 @@ class MemoryStore:
     def speeds(self, kinds: Collection[TrainingKind], *, others: int = 0) -> tuple[MeasuredSpeeds, ...]:
         """What was measured of these kinds so far, and of some others."""
         rest = sorted(
-            (-max(tally.point.at for tally in sizes.values()), kind)
+            (-max(tally.point.last_measured for tally in sizes.values()), kind)
             for kind, sizes in self._speeds.items()
             if others and sizes and kind not in kinds
         )

@@ -41,7 +41,8 @@ Points = NDArray[np.void]
 POINT = np.dtype(
     [
         ("workers", np.int64), ("ps", np.int64), ("speed", np.float64), ("measurements", np.float64),
-        ("jobs", np.float64), ("at", np.float64), ("since", np.float64), ("previous_speed", np.float64),
+        ("jobs", np.float64), ("last_measured", np.float64),
+        ("first_measured", np.float64), ("previous_speed", np.float64),
     ]
 )  # fmt: skip
 
@@ -111,7 +112,7 @@ def without_drift(points: Points) -> Points:
 
     When a cluster or a model's code changes, only the sizes at which jobs run are measured again; those that were
     measured before would look faster, or slower, than they are. So a speed that was measured last before speeds of the
-    same kind changed (``SpeedPoint.since``, ``previous_speed``) is multiplied by the median factor of these changes,
+    same kind changed (``SpeedPoint.first_measured``, ``previous_speed``) is multiplied by the median factor of these changes,
     and counts as measured once.
     """
     current = points.copy()
@@ -119,13 +120,13 @@ def without_drift(points: Points) -> Points:
     changes = np.log(changed["speed"] / changed["previous_speed"])
     # Where the speed changed by more than that, the previous one was of a job of another kind.
     of_kind = np.abs(changes) < OTHER_KIND_LOG_RATIO
-    changed_later = points["at"][:, None] < changed["since"][of_kind]
+    changed_later = points["last_measured"][:, None] < changed["first_measured"][of_kind]
     outdated = changed_later.any(axis=1)
     if outdated.any():
         later_changes = np.where(changed_later[outdated], changes[of_kind], np.nan)
         current["speed"][outdated] *= np.exp(np.nanmedian(later_changes, axis=1))
         current["measurements"][outdated] = 1.0
-    for field in ("at", "since", "previous_speed"):
+    for field in ("last_measured", "first_measured", "previous_speed"):
         current[field] = 0.0
     return current
 

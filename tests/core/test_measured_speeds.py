@@ -21,12 +21,14 @@ def tally(*said: tuple[float, str]) -> Tally:
 
 def test_a_few_measurements_have_their_plain_mean() -> None:
     point = tally((10.0, "a"), (11.0, "a"), (12.0, "b")).point
-    assert point == SpeedPoint(SIZE, pytest.approx(11.0), 3, jobs=2, at=3.0, since=1.0)
+    assert point == SpeedPoint(SIZE, pytest.approx(11.0), 3, jobs=2, last_measured=3.0, first_measured=1.0)
 
 
 def test_from_sixteen_on_each_counts_for_a_sixteenth() -> None:
     made = tally(*[(50.0, "a")] * 100)
-    assert made.point == SpeedPoint(SIZE, pytest.approx(50.0), MAX_MEASUREMENTS, jobs=1, at=100.0, since=1.0)
+    assert made.point == SpeedPoint(
+        SIZE, pytest.approx(50.0), MAX_MEASUREMENTS, jobs=1, last_measured=100.0, first_measured=1.0
+    )
     assert made.counted(58.0, job="a", at=101.0).point.samples_per_second == pytest.approx(50.5)
 
 
@@ -43,7 +45,7 @@ def test_what_one_job_alone_says_does_not_count_against_others() -> None:
 def test_speeds_that_changed_are_those_that_two_jobs_say_or_one_that_said_otherwise(after: float) -> None:
     many = [(50.0, "a")] * 20
     two = tally(*many, (after, "b"), (after, "c")).point
-    assert two == SpeedPoint(SIZE, after, 2, jobs=2, at=22.0, since=21.0, previous_speed=50.0)
+    assert two == SpeedPoint(SIZE, after, 2, jobs=2, last_measured=22.0, first_measured=21.0, previous_speed=50.0)
     assert tally(*many, (after, "a")).point.samples_per_second == 50.0
     assert tally(*many, (after, "a"), (after, "a")).point == two._replace(jobs=1)
 
@@ -56,7 +58,9 @@ def test_a_single_wrong_measurement_gives_way_to_more_right_ones() -> None:
 
 def test_a_jobs_second_word_at_a_size_takes_the_place_of_a_first_one_that_is_far_off() -> None:
     # The first may still have been of the size before.
-    assert tally((500.0, "a"), (50.0, "a")).point == SpeedPoint(SIZE, 50.0, 1, jobs=1, at=2.0, since=2.0)
+    assert tally((500.0, "a"), (50.0, "a")).point == SpeedPoint(
+        SIZE, 50.0, 1, jobs=1, last_measured=2.0, first_measured=2.0
+    )
     assert tally((500.0, "a"), (50.0, "a"), (52.0, "a")).point.samples_per_second == pytest.approx(51.0)
 
 
@@ -112,8 +116,10 @@ def test_the_mean_is_within_what_was_measured(said: list[tuple[float, str]]) -> 
     point, speeds = tally(*said).point, [speed for speed, _ in said]
     assert min(speeds) * (1 - 1e-9) <= point.samples_per_second <= max(speeds) * (1 + 1e-9)
     assert 1 <= point.jobs <= point.measurements <= MAX_MEASUREMENTS
-    assert 1 <= point.since <= point.at <= len(said)
+    assert 1 <= point.first_measured <= point.last_measured <= len(said)
 
 
 def test_a_jobs_own_point_is_the_mean_point_what_it_said() -> None:
-    assert mean_point(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(SIZE, 4.0, 2, jobs=1, at=20.0, since=10.0)
+    assert mean_point(SIZE, [(10.0, 3.0), (20.0, 5.0)]) == SpeedPoint(
+        SIZE, 4.0, 2, jobs=1, last_measured=20.0, first_measured=10.0
+    )

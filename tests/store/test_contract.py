@@ -531,8 +531,8 @@ class TestEvidence:
         any_store.report_progress(other.key, Progress(at=110.0, samples_per_second=12.0, workers=2, ps=1))
         any_store.report_progress(other.key, Progress(at=120.0, samples_per_second=7.0, workers=1, ps=3))
         points = (
-            SpeedPoint(Allocation(1, 3), 7.0, 1, jobs=1, at=120.0, since=120.0),
-            SpeedPoint(Allocation(2, 1), pytest.approx(11.0), 3, jobs=2, at=110.0, since=100.0),
+            SpeedPoint(Allocation(1, 3), 7.0, 1, jobs=1, last_measured=120.0, first_measured=120.0),
+            SpeedPoint(Allocation(2, 1), pytest.approx(11.0), 3, jobs=2, last_measured=110.0, first_measured=100.0),
         )
         assert any_store.speeds([kind]) == (MeasuredSpeeds(kind, points),)
         assert any_store.speeds([kind._replace(model="another"), kind._replace(consistency=Consistency.ASYNC)]) == ()
@@ -563,10 +563,12 @@ class TestEvidence:
 
         for at in (100.0, 110.0, 120.0):
             said(jobs[0], at, 50.0)
-        usual = SpeedPoint(Allocation(1, 1), 50.0, 3, jobs=1, at=120.0, since=100.0)
+        usual = SpeedPoint(Allocation(1, 1), 50.0, 3, jobs=1, last_measured=120.0, first_measured=100.0)
         assert said(jobs[1], 120.0, 5.0) == (usual,)
         assert said(jobs[1], 130.0, 5.0) == (usual,)
-        changed = SpeedPoint(Allocation(1, 1), 5.0, 3, jobs=2, at=125.0, since=120.0, previous_speed=50.0)
+        changed = SpeedPoint(
+            Allocation(1, 1), 5.0, 3, jobs=2, last_measured=125.0, first_measured=120.0, previous_speed=50.0
+        )
         assert said(jobs[2], 125.0, 5.0) == (changed,)
 
     def test_a_job_whose_speed_was_set_aside_counts_at_no_other_size_until_it_was_right(self, any_store):
@@ -648,12 +650,14 @@ class TestEvidence:
         any_store.report_progress(one.key, Progress(at=420.0, samples_per_second=0.0))
         any_store.report_progress(other.key, Progress(at=100.0, samples_per_second=9.0, workers=2, ps=1))
         points = (
-            SpeedPoint(Allocation(2, 1), pytest.approx(11.5), 16, jobs=1, at=290.0, since=140.0),
-            SpeedPoint(Allocation(3, 1), 0.0, 1, jobs=1, at=400.0, since=400.0),
+            SpeedPoint(Allocation(2, 1), pytest.approx(11.5), 16, jobs=1, last_measured=290.0, first_measured=140.0),
+            SpeedPoint(Allocation(3, 1), 0.0, 1, jobs=1, last_measured=400.0, first_measured=400.0),
         )
         assert any_store.job_speeds([other.key, one.key])[0] == JobSpeeds(one.key, points)
         assert any_store.job_speeds([other.key]) == (
-            JobSpeeds(other.key, (SpeedPoint(Allocation(2, 1), 9.0, 1, jobs=1, at=100.0, since=100.0),)),
+            JobSpeeds(
+                other.key, (SpeedPoint(Allocation(2, 1), 9.0, 1, jobs=1, last_measured=100.0, first_measured=100.0),)
+            ),
         )
 
     def test_measurements_of_a_job_are_dropped_when_it_ends(self, store):
@@ -676,7 +680,9 @@ class TestEvidence:
         for at in (100.0, 101.0, 102.0):
             store.report_progress(job.key, Progress(at=at, samples_per_second=8.0, workers=1, ps=1))
         [measured] = store.speeds([TrainingKind.of(job.request)])
-        assert measured.points == (SpeedPoint(Allocation(1, 1), 8.0, 1, jobs=1, at=100.0, since=100.0),)
+        assert measured.points == (
+            SpeedPoint(Allocation(1, 1), 8.0, 1, jobs=1, last_measured=100.0, first_measured=100.0),
+        )
 
     def test_losses_are_thinned_evenly_and_end_with_the_newest(self, any_store):
         any_store.add_job(job := a_job())

@@ -126,7 +126,11 @@ def test_speeds_and_losses_of_live_jobs_are_those_of_their_progress(store: SqlSt
     for point in speeds.points:
         measured = [each for each in series if Allocation(each.workers, each.ps) == point.allocation]
         assert point.samples_per_second == sum(each.samples_per_second or 0.0 for each in measured) / len(measured)
-        assert (point.measurements, point.since, point.at) == (len(measured), measured[0].at, measured[-1].at)
+        assert (point.measurements, point.first_measured, point.last_measured) == (
+            len(measured),
+            measured[0].at,
+            measured[-1].at,
+        )
     assert len(speeds.points) == 2
     store.report_progress(running.key, Progress(at=_T0 + 100.0, loss=0.1, samples_per_second=260.0, workers=1, ps=1))
     assert store.job_speeds([running.key])[0].points[0].measurements == speeds.points[0].measurements + 1

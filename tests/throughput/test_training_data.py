@@ -114,8 +114,8 @@ def test_after_a_night_one_size_tells_of_all_and_the_best_stays_the_best() -> No
         each._replace(
             samples_per_second=0.7 * each.samples_per_second,
             previous_speed=each.samples_per_second,
-            since=NIGHT,
-            at=NIGHT,
+            first_measured=NIGHT,
+            last_measured=NIGHT,
         )
         if each is best
         else each

@@ -68,8 +68,8 @@ def count_speed(connection: Connection, job_number: int, progress: Progress) -> 
     values = {
         "samples_per_second": point.samples_per_second,
         "measurements": point.measurements,
-        "at": point.at,
-        "since": point.since,
+        "at": point.last_measured,
+        "since": point.first_measured,
         "last": last,
     }
     connection.execute(upsert(connection, JobSpeedRow, replace=True), {**key, **values})

@@ -58,12 +58,14 @@ def _values(tally: Tally) -> Values:
     point, other = tally.point._asdict(), tally.other
     del point["allocation"]
     return {
+        "at": point.pop("last_measured"),
+        "since": point.pop("first_measured"),
         **point,
         "job": tally.job,
         "other_samples_per_second": None if other is None else other.samples_per_second,
         "other_measurements": 0 if other is None else other.measurements,
         "other_jobs": 0 if other is None else other.jobs,
-        "other_since": 0.0 if other is None else other.since,
+        "other_since": 0.0 if other is None else other.first_measured,
         "other_job": tally.other_job,
     }
 
