@@ -11,8 +11,8 @@ of independent components, with s = (w, p):
     g(s)    shared by all kinds of one group (architecture, consistency): Matern-3/2, length 2, variance 0.5
     h_k(s)  of kind k alone: Matern-3/2, length 1.5, variance 0.12, plus a constant of variance 9, the kind's level
     r_k(s)  of kind k at this one size, independent from size to size (the nugget): standard deviation 0.1
-    noise   of a mean of several measurements: standard deviation 0.05 (``_NOISE``) / sqrt(their number), at least 0.01
-            (``_MIN_NOISE``)
+    noise   of a mean of several measurements: standard deviation 0.05 (``_MEASUREMENT_DEVIATION``) / sqrt(their
+            number), at least 0.01 (``_MIN_DEVIATION``)
 
 The prior (kernels, trend and their constants) is in ``dl2d.throughput.gaussian_process_prior``.
 
@@ -26,12 +26,14 @@ y_k = log y - t - c. M' is the transpose of M. Then
     P   = I + L' (sum_k b_k S_k' A_k S_k) L                            (U, U), precision of z given all measurements
     m   = P^-1 L' sum_k b_k S_k' A_k y_k                               (U,), mean of z
 
+(0.1^2 is ``NUGGET_VARIANCE``; ``_JITTER`` is added to the diagonal of E(X_U, X_U), so that it can be factorised)
 where b_k is 1, or less for a kind whose speeds are implausible (``_weights``). For
 f = c + t + g + h_k at N sizes X, with W = L^-1 E(X_U, X) and G = A_k H_k(X_k, X):
 
     mean_f     = c + t(X) + W' m + G' (y_k - S_k L m)                                                           (N,)
     variance_f = 0.5 - colsum(W * W) + 9.12 - colsum(G * H_k(X_k, X)) + colsum(V * V)                           (N,)
-                 where V = R (W - L' S_k' G) and R' R = P^-1; 0.5 and 9.12 are the prior variances of g and h_k
+                 where V = R (W - L' S_k' G) and R' R = P^-1; 0.5 and 9.12 = 0.12 + 9 are the prior variances of g and
+                 h_k, whose sum is ``PRIOR_VARIANCE``
 
 The predicted logarithm of speed is f + r_k:
 
@@ -62,7 +64,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +93,8 @@ from dl2d.throughput.training_data import (
 )
 
 #: Standard deviation of the logarithm of one measured speed, and the least one of a mean of several.
-_NOISE = 0.05
-_MIN_NOISE = 0.01
+_MEASUREMENT_DEVIATION = 0.05
+_MIN_DEVIATION = 0.01
 
 # Limits on the size of matrices.
 #: Sizes of one kind that are conditioned on together; where more were measured, some are selected.
@@ -107,13 +109,14 @@ _DENSE_COUNTS = 24
 # One user's jobs may report any speeds, and must not change the sizes of jobs of all other kinds. Speeds of kinds that
 # train do not reach these limits.
 #: Root mean square of a kind's deviations from the trend, in logarithms and without its level, up to which it counts
-#: fully in what all kinds share. The prior expects 0.8, which no kind of dl2's checkpoint exceeds.
+#: fully in what all kinds share. The prior expects 0.8 = sqrt(0.5 + 0.12 + 0.01), the variances of g, of h_k without
+#: the level and of r_k; no kind of dl2's checkpoint exceeds that.
 _PLAUSIBLE_DEVIATION = 2.0
 #: The same for a kind's level, less the median over all kinds: three standard deviations of its prior.
 _PLAUSIBLE_LEVEL = 9.0
-#: Limits of that median: 1 to 100,000 samples/s. Else kinds with implausible speeds, where they are the most, would
-#: make the others implausible.
-_PLAUSIBLE_CENTRE = (0.0, math.log(1e5))
+#: Limits of that median: 1 to 100,000 samples/s at (1, 1). Without them, kinds with implausible speeds would make the
+#: others implausible wherever they are the majority.
+_PLAUSIBLE_MEDIAN = (0.0, math.log(1e5))
 #: Added to the diagonal of the shared covariance for its Cholesky factorisation.
 _JITTER = 1e-9
 
@@ -125,8 +128,7 @@ class _Bounds(NamedTuple):
     ps: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Measurements:
+class _Measurements(NamedTuple):
     """Measured speeds of one kind, or of one job, at n sizes."""
 
     #: Workers and PSs, shape (n, 2).
@@ -137,8 +139,8 @@ class _Measurements:
     trend: Floats
     #: Logarithm of samples/s less the trend, shape (n,).
     detrended: Floats
-    #: Variance of the noise of the detrended, shape (n,).
-    noise: Floats
+    #: Variance of the noise of ``detrended``, shape (n,).
+    noise_variance: Floats
     #: Whether only one or two jobs were measured, which may be mislabelled (``are_few``), shape (n,).
     few_jobs: Bools
 
@@ -149,16 +151,13 @@ class _Measurements:
         points = points[(workers > 0) & ((ps > 0) | (not group.has_ps)) & (speed > 0) & (speed < np.inf)]
         sizes, jobs = sizes_of(points), points["jobs"]
         inputs, trend = inputs_and_trend(sizes, group)
-        noise = np.maximum(_NOISE**2 / np.maximum(points["measurements"], 1.0), _MIN_NOISE**2)
+        variance = np.maximum(_MEASUREMENT_DEVIATION**2 / np.maximum(points["measurements"], 1.0), _MIN_DEVIATION**2)
         detrended = np.log(points["speed"]) - trend
-        return cls(sizes, inputs, trend, detrended, noise, are_few(jobs))
+        return cls(sizes, inputs, trend, detrended, variance, are_few(jobs))
 
     def take(self, selection: Bools) -> _Measurements:
         """Return the selected measurements."""
-        return _Measurements(
-            self.sizes[selection], self.inputs[selection], self.trend[selection], self.detrended[selection],
-            self.noise[selection], self.few_jobs[selection],
-        )  # fmt: skip
+        return _Measurements._make(values[selection] for values in self)
 
     def within(self, bounds: _Bounds, group: Group) -> tuple[Ints, Ints]:
         """Indices of the sizes within bounds, and their indices among all sizes, flattened; both of shape (i,).
@@ -186,7 +185,7 @@ class ConditionedKind:
     @classmethod
     def of(cls, joint: _Measurements, separate: _Measurements | None = None) -> ConditionedKind:
         """Compute A_k."""
-        return cls(joint, precision(kind_covariance(joint.inputs, joint.inputs), joint.noise), separate)
+        return cls(joint, precision(kind_covariance(joint.inputs, joint.inputs), joint.noise_variance), separate)
 
     @property
     def measurements(self) -> tuple[_Measurements, ...]:
@@ -222,8 +221,8 @@ class _SharedPosterior:
     g_root: Floats
 
     @classmethod
-    def of(cls, inputs: Floats, members: Iterable[_GroupMember], centre: float) -> _SharedPosterior:
-        """Condition on the measurements of all kinds of a group; ``centre`` is c."""
+    def of(cls, inputs: Floats, members: Iterable[_GroupMember], mean_level: float) -> _SharedPosterior:
+        """Condition on the measurements of all kinds of a group; ``mean_level`` is c."""
         count = len(inputs)
         factor = np.linalg.cholesky(shared_covariance(inputs, inputs) + _JITTER * np.eye(count))
         information, weighted_detrended = np.zeros((count, count)), np.zeros(count)
@@ -231,14 +230,14 @@ class _SharedPosterior:
             selection = (shared_sizes[:, None] == np.arange(count)).astype(np.float64)  # S_k
             selected_precision = weight * (selection.T @ kind.precision)
             information += selected_precision @ selection
-            weighted_detrended += selected_precision @ (kind.joint.detrended - centre)
+            weighted_detrended += selected_precision @ (kind.joint.detrended - mean_level)
         z_root = np.linalg.inv(np.linalg.cholesky(np.eye(count) + factor.T @ information @ factor))
         z_mean = z_root.T @ (z_root @ (factor.T @ weighted_detrended))
         return cls(inputs, np.linalg.inv(factor), z_mean, z_root, factor @ z_mean, z_root @ factor.T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PredictedSizes:
+class _SizesToPredict:
     """N sizes whose speed is predicted, with the terms that are the same for all kinds of a group."""
 
     #: Inputs, shape (N, 3) or (N, 1).
@@ -254,8 +253,8 @@ class _PredictedSizes:
 class GaussianProcess:
     """Predicted training speeds of all kinds of jobs, with uncertainty, from measured ones.
 
-    A kind that was never measured is predicted from the shared component alone, at the mean level of all others; where
-    nothing was measured at all, the speed at (1, 1) is predicted to be 1 sample/s.
+    A kind that was never measured is predicted from the shared component alone, at the mean level c of the others;
+    where nothing was measured at all, the speed at (1, 1) is predicted to be 1 sample/s.
 
     A run that failed (speed 0) does not change the predictions for neighbouring sizes: in the DL2 authors' measurements
     those are as fast as others. Its own size is predicted to have speed 0.
@@ -283,7 +282,8 @@ class GaussianProcess:
         all_kinds = {kind: conditioned for kinds in groups.values() for kind, conditioned in kinds.items()}
         weights = _weights(all_kinds)
         levels = [conditioned.joint.detrended.mean() for conditioned in all_kinds.values()]
-        self._centre = float(np.average(levels, weights=list(weights.values()))) if levels else 0.0
+        #: c of the module's docstring.
+        self._mean_level = float(np.average(levels, weights=list(weights.values()))) if levels else 0.0
         self._members: dict[TrainingKind, _GroupMember] = {}
         self._shared: dict[Group, _SharedPosterior] = {}
         for group, kinds in groups.items():
@@ -293,10 +293,10 @@ class GaussianProcess:
                 for (kind, conditioned), sizes in zip(kinds.items(), shared_sizes, strict=True)
             }
             self._members |= members
-            self._shared[group] = _SharedPosterior.of(inputs, members.values(), self._centre)
+            self._shared[group] = _SharedPosterior.of(inputs, members.values(), self._mean_level)
         # Caches, since many jobs need the same prediction.
-        self._predicted_sizes: dict[tuple[Group, _Bounds], _PredictedSizes] = {}
-        self._predicted: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]] = {}
+        self._sizes_to_predict: dict[tuple[Group, _Bounds], _SizesToPredict] = {}
+        self._log_speeds: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...]], tuple[Floats, Floats]] = {}
         self._speeds: dict[tuple[TrainingKind, _Bounds, tuple[SpeedPoint, ...], float], Floats] = {}
 
     @property
@@ -360,9 +360,9 @@ class GaussianProcess:
         that the job needs is 0, or a run failed.
         """
         key = (TrainingKind.of(request), _Bounds(request.max_workers, request.max_ps), own_measurements)
-        if key not in self._predicted:
-            self._predicted[key] = self._predict(*key)
-        return self._predicted[key]
+        if key not in self._log_speeds:
+            self._log_speeds[key] = self._predict(*key)
+        return self._log_speeds[key]
 
     def _predict(
         self, kind: TrainingKind, bounds: _Bounds, own_measurements: tuple[SpeedPoint, ...]
@@ -408,31 +408,31 @@ class GaussianProcess:
         Both are flattened as in ``_Measurements.within``.
         """
         workers, ps = _counts(bounds.workers), _counts(bounds.ps) if group.has_ps else np.ones(1, dtype=np.int64)
-        if (group, bounds) not in self._predicted_sizes:
+        if (group, bounds) not in self._sizes_to_predict:
             sizes = np.stack(np.meshgrid(workers, ps), axis=-1).reshape(-1, 2)
-            self._predicted_sizes[group, bounds] = self._sizes_to_predict(sizes, group)
-        mean, variance = self._at(group, member, self._predicted_sizes[group, bounds])
+            self._sizes_to_predict[group, bounds] = self._with_shared_terms(sizes, group)
+        mean, variance = self._at(group, member, self._sizes_to_predict[group, bounds])
         if len(workers) == bounds.workers and (not group.has_ps or len(ps) == bounds.ps):
             return mean, variance
         mean, deviation = (_interpolated(values, workers, ps, bounds, group) for values in (mean, np.sqrt(variance)))
         variance = deviation**2
         for measurements in () if member is None else member.conditioned.measurements:
             indices, targets = measurements.within(bounds, group)
-            sizes_to_predict = self._sizes_to_predict(measurements.sizes[indices], group)
+            sizes_to_predict = self._with_shared_terms(measurements.sizes[indices], group)
             mean[targets], variance[targets] = self._at(group, member, sizes_to_predict)
         return mean, variance
 
-    def _sizes_to_predict(self, sizes: Ints, group: Group) -> _PredictedSizes:
+    def _with_shared_terms(self, sizes: Ints, group: Group) -> _SizesToPredict:
         """Compute the terms of sizes, shape (N, 2), that are the same for all kinds of a group."""
         shared, (inputs, trend) = self._shared.get(group), inputs_and_trend(sizes, group)
         if shared is None:
-            return _PredictedSizes(inputs, trend)
+            return _SizesToPredict(inputs, trend)
         z_covariance = shared.inverse_factor @ shared_covariance(shared.inputs, inputs)
-        return _PredictedSizes(inputs, trend, z_covariance, shared.z_root @ z_covariance)
+        return _SizesToPredict(inputs, trend, z_covariance, shared.z_root @ z_covariance)
 
-    def _at(self, group: Group, member: _GroupMember | None, sizes: _PredictedSizes) -> tuple[Floats, Floats]:
-        """``mean_f`` and ``variance_f`` of the module's docstring, without nugget; both of shape (N,)."""
-        mean = self._centre + sizes.trend
+    def _at(self, group: Group, member: _GroupMember | None, sizes: _SizesToPredict) -> tuple[Floats, Floats]:
+        """``mean_f`` and ``variance_f`` of the module's docstring; both of shape (N,)."""
+        mean = self._mean_level + sizes.trend
         variance = np.full(len(mean), PRIOR_VARIANCE)
         shared, z_covariance, rooted = self._shared.get(group), sizes.z_covariance, sizes.rooted_covariance
         if shared is None or z_covariance is None or rooted is None:
@@ -443,7 +443,7 @@ class GaussianProcess:
             kind, shared_sizes = member.conditioned, member.shared_sizes
             covariance = kind_covariance(kind.joint.inputs, sizes.inputs)
             gain = kind.precision @ covariance
-            mean += (kind.joint.detrended - self._centre - shared.g_mean[shared_sizes]) @ gain
+            mean += (kind.joint.detrended - self._mean_level - shared.g_mean[shared_sizes]) @ gain
             variance -= np.einsum("ij,ij->j", gain, covariance)
             rooted = rooted - shared.g_root[:, shared_sizes] @ gain  # V
         variance += np.einsum("ij,ij->j", rooted, rooted)
@@ -456,8 +456,8 @@ def _conditioned(points: Points, group: Group) -> ConditionedKind | None:
     if not len(measurements.sizes):
         return None
     joint, separate = _split(measurements)
-    noise = with_noise_of_outliers(joint.noise, joint.inputs, joint.detrended, joint.few_jobs)
-    return ConditionedKind.of(replace(joint, noise=noise), separate)
+    variance = with_noise_of_outliers(joint.noise_variance, joint.inputs, joint.detrended, joint.few_jobs)
+    return ConditionedKind.of(joint._replace(noise_variance=variance), separate)
 
 
 def _weights(kinds: Mapping[TrainingKind, ConditionedKind]) -> dict[TrainingKind, float]:
@@ -470,8 +470,8 @@ def _weights(kinds: Mapping[TrainingKind, ConditionedKind]) -> dict[TrainingKind
     levels, deviations = np.array(
         [(kind.joint.detrended.mean(), kind.joint.detrended.std()) for kind in kinds.values()]
     ).T
-    centre = np.clip(np.median(levels), *_PLAUSIBLE_CENTRE)
-    excess = np.maximum(deviations / _PLAUSIBLE_DEVIATION, np.abs(levels - centre) / _PLAUSIBLE_LEVEL)
+    median = np.clip(np.median(levels), *_PLAUSIBLE_MEDIAN)
+    excess = np.maximum(deviations / _PLAUSIBLE_DEVIATION, np.abs(levels - median) / _PLAUSIBLE_LEVEL)
     return dict(zip(kinds, (np.maximum(excess, 1.0) ** -4).tolist(), strict=True))
 
 
@@ -505,10 +505,10 @@ def _update_joint(measurements: _Measurements, bounds: _Bounds, group: Group, me
         as in ``_Measurements.within``.
     """
     indices, targets = measurements.within(bounds, group)
-    noise = measurements.noise[indices]
-    gain = NUGGET_VARIANCE / (NUGGET_VARIANCE + noise)
+    noise_variance = measurements.noise_variance[indices]
+    gain = NUGGET_VARIANCE / (NUGGET_VARIANCE + noise_variance)
     mean[targets] += gain * ((measurements.detrended + measurements.trend)[indices] - mean[targets])
-    variance[targets] = (1.0 - gain) ** 2 * (variance[targets] - NUGGET_VARIANCE) + gain * noise
+    variance[targets] = (1.0 - gain) ** 2 * (variance[targets] - NUGGET_VARIANCE) + gain * noise_variance
 
 
 def _update_separate(
@@ -522,9 +522,9 @@ def _update_separate(
         See ``_update_joint``.
     """
     indices, targets = measurements.within(bounds, group)
-    noise, prior = measurements.noise[indices], variance[targets]
+    prior = variance[targets]
     residual = (measurements.detrended + measurements.trend)[indices] - mean[targets]
-    expected = prior + noise
+    expected = prior + measurements.noise_variance[indices]
     gain = prior / (expected + noise_of_outliers(residual, expected, measurements.few_jobs[indices]))
     mean[targets] += gain * residual
     variance[targets] = prior * (1.0 - gain)

@@ -85,9 +85,9 @@ def kind_covariance(inputs_a: Floats, inputs_b: Floats) -> Floats:
     return _LEVEL_VARIANCE + _matern(distances(inputs_a, inputs_b), _KIND_LENGTH, _KIND_VARIANCE)
 
 
-def precision(covariance: Floats, noise: Floats) -> Floats:
+def precision(covariance: Floats, noise_variance: Floats) -> Floats:
     """Inverse of the covariance of measurements: that of the function, plus nugget and noise variances."""
-    return np.asarray(np.linalg.inv(covariance + np.diag(NUGGET_VARIANCE + noise)), dtype=np.float64)
+    return np.asarray(np.linalg.inv(covariance + np.diag(NUGGET_VARIANCE + noise_variance)), dtype=np.float64)
 
 
 def distances(inputs_a: Floats, inputs_b: Floats) -> Floats:

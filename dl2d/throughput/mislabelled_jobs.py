@@ -25,6 +25,7 @@ from dl2d.core.measured_speeds_and_losses import SAME_SPEED_LOG_RATIO, SpeedPoin
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.gaussian_process_prior import Group
 
+# Heuristic thresholds: a job keeps its kind unless it is most probably of another one.
 #: Standard deviations from the prediction for a kind beyond which a measurement contradicts the kind.
 _CONTRADICTS = 3.0
 #: Standard deviations from the prediction for a kind within which a job that is declared otherwise may be of this kind.
@@ -83,7 +84,6 @@ class Relabelling:
         points_of_jobs = {speeds.job: speeds.points for speeds in snapshot.job_speeds}
         # By group and bounds.
         suspects: dict[tuple[Group, int, int], list[_SuspectJob]] = defaultdict(list)
-        means: dict[tuple[TrainingKind, int, int], Floats] = {}
         for job in snapshot.jobs:
             request = job.request
             max_workers, max_ps = request.max_workers, request.max_ps
@@ -96,14 +96,9 @@ class Relabelling:
             failed = tuple([_without_times(point) for point in points if point[1] == 0])
             measured = [point for point in points if point[1] > 0]
             self._predicted_as[job.key] = PredictedAs(request, failed)
-            kind = TrainingKind.of(request)
-            key = kind, max_workers, max_ps
-            mean = means.get(key)
-            if mean is None:
-                mean = means[key] = model.predict_log_speeds(request)[0]
-            if not _all_near(mean, measured):
+            if measured and not _all_near(model.predict_log_speeds(request)[0], measured):
                 suspect = _SuspectJob(job, failed, tuple(map(_without_times, measured)))
-                suspects[Group.of(kind), max_workers, max_ps].append(suspect)
+                suspects[Group.of(TrainingKind.of(request)), max_workers, max_ps].append(suspect)
         for comparable in suspects.values():
             self._relabel(comparable)
 

@@ -22,8 +22,8 @@ _MIN_POINTS = 3
 _NEIGHBOURS = 2
 #: Number of asymptotes of the grid on which that of the curve is searched for.
 _ASYMPTOTES = 17
-#: Number of refinements of the search for the asymptote. Each searches 1/8 of the range before; after nine the range is
-#: 1e-8 of the first, below which sums of squares are equal.
+#: Number of grids on which the asymptote is searched for. Each leaves 1/8 of its range for the next; after nine, 8^-9 =
+#: 7e-9 of the first range is left, within which sums of squares are equal.
 _GRIDS = 9
 #: Least distance between the asymptote and the least loss, as a fraction of the latter.
 _MIN_DISTANCE = 1e-9

@@ -42,7 +42,7 @@ def terms(kind: TrainingKind, workers: Floats, ps: Floats) -> Floats:
 
     Returns
     -------
-    Shape (n, 5), (n, 4) or (n, 3).
+    Shape (n, terms), with as many terms as the list above has: 5, 4 or 3.
     """
     ones = np.ones_like(workers)
     if kind.architecture is Architecture.ALLREDUCE:
@@ -134,6 +134,8 @@ def adds_information(kind: TrainingKind, sizes: Sequence[Allocation], candidates
     scale = np.abs(rows).max(axis=0, initial=0.0)
     scale[scale == 0] = 1.0
     rows = rows / scale
+    # The first `rank` directions span the terms at `sizes`. A candidate is independent of these if its terms have a
+    # component along one of the others.
     _, singular_values, directions = np.linalg.svd(terms_at(kind, sizes) / scale)
     rank = int((singular_values > _TOLERANCE * singular_values[0]).sum())
     outside = np.linalg.norm(rows @ directions[rank:].T, axis=1)

@@ -14,7 +14,7 @@ from dl2d.throughput.optimus_loss_curve import LossFit
 
 #: Least fraction of its declared work that a job counts as having left.
 MIN_WORK_LEFT = 0.01
-#: Least number of samples left, so that their logarithm is finite.
+#: Least number of samples left, so that their logarithm is finite even where next to no work is declared.
 _MIN_SAMPLES = 1e-9
 
 
@@ -53,7 +53,7 @@ def epochs_left_of_all(declared: Floats, done: Floats) -> Floats:
 def remaining_seconds(snapshot: Snapshot) -> dict[JobKey, float]:
     """Remaining time of each job at the speed at which it last trained, or else at that of others like it.
 
-    See ``measured_or_mean_speeds``. For a job that nobody reports on it is the rest of its time limit.
+    See ``measured_or_mean_speeds``. For a job without a coordinator that reports, it is the rest of its time limit.
     """
     speeds = measured_or_mean_speeds(snapshot, lambda job: job.progress.samples_per_second)
     # An unreported job counts its work in seconds, so its speed is 1.
@@ -61,9 +61,9 @@ def remaining_seconds(snapshot: Snapshot) -> dict[JobKey, float]:
 
 
 def ranks_by_remaining_time(seconds: Floats, clusters: Ints) -> Ints:
-    """Rank, from 0, of each of M jobs by remaining time in its cluster; equal ones stay in their order.
+    """Rank, from 0, of each of M jobs of several simulated clusters by remaining time in its cluster.
 
-    ``clusters`` are numbers in ascending order.
+    Equal ones stay in their order. ``clusters`` are the numbers of the jobs' clusters, in ascending order.
     """
     places = np.empty(len(seconds), dtype=np.int64)
     places[np.lexsort((seconds, clusters))] = np.arange(len(seconds)) - np.searchsorted(clusters, clusters)
@@ -110,7 +110,7 @@ def measured_or_mean_speeds(snapshot: Snapshot, measured_speed: Callable[[Job], 
 
 
 def speeds_or_means(speeds: Floats, types: Ints, clusters: Ints) -> Floats:
-    """``measured_or_mean_speeds`` of M jobs, each with the number of its model type and of its cluster."""
+    """``measured_or_mean_speeds`` of M jobs of several simulated clusters, with the number of each one's model type."""
     measured = (speeds > 0.0) & (speeds < np.inf)
 
     def means(of: Ints, otherwise: Floats) -> Floats:

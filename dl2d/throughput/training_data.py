@@ -1,12 +1,13 @@
 """Training data of the throughput model: measured speeds as arrays, corrected for drift and joined with reference ones.
 
-Local points were measured on this cluster. Reference points were measured earlier, perhaps on another cluster: those of
-a policy's checkpoint. Each function of a step below takes the points of one kind:
+A point is the speed of a kind at one size, the mean of all its measurements. Site points were measured on this cluster.
+Reference points were measured earlier, perhaps on another cluster: those of a policy's checkpoint. Each function of a
+step below takes the points of one kind:
 
-1. ``without_drift``: local speeds that were measured before their kind became faster or slower are brought up to date.
+1. ``without_drift``: site speeds that were measured before their kind became faster or slower are brought up to date.
 2. ``calibration``: the factor by which a kind is faster here than where the reference points were measured.
-3. ``informative``: local points near what the model predicts from the reference points alone are left out.
-4. ``merged``: the reference points, calibrated, are joined with the informative local ones, which replace them.
+3. ``informative``: site points near what the model predicts from the reference points alone are left out.
+4. ``merged``: the reference points, calibrated, are joined with the informative site points, which replace them.
 
 ``dl2d.policies.dl2.speed_predictions.merged_measurements`` takes all four steps. ``PredictedSpeeds`` of
 ``dl2d.policies.common`` has no reference points and takes the first step alone.
@@ -46,23 +47,23 @@ POINT = np.dtype(
     ]
 )  # fmt: skip
 
+# Heuristic thresholds; those of logarithms are at most the noise of one measured speed, 0.05
+# (``dl2d.throughput.gaussian_process``).
 #: Least number of points from which a calibration is computed.
 _MIN_POINTS = 3
 #: Fraction of the points that may disagree with a calibration.
 _DISAGREEING = 0.25
 #: Step to which the logarithm of a calibration is rounded.
 _CALIBRATION_STEP = 0.02
-#: Difference in logarithms to the prediction below which a local speed adds no information.
+#: Difference in logarithms to the prediction below which a site point adds no information.
 _UNINFORMATIVE = 0.05
-#: Difference in logarithms below which a local speed counts as equal to the reference.
+#: Difference in logarithms below which a site point counts as equal to the reference point.
 _SAME_AS_REFERENCE = 0.02
-#: Step to which the logarithm of a local speed is rounded.
+#: Step to which the logarithm of a speed at the site is rounded.
 _SPEED_STEP = 0.02
-#: Number of jobs beyond which it makes no difference how many were measured.
-_MAX_JOBS = 3.0
-#: From this number of jobs on, a measurement at a size is trusted.
+#: From this number of jobs on, the speed at a size is trusted, and it makes no difference how many there are.
 _TRUSTED_JOBS = 3
-#: Standard deviations between a measurement and its prediction from other sizes beyond which it is an outlier.
+#: Standard deviations between a point and its prediction from other sizes beyond which it is an outlier.
 _OUTLIER = 4.0
 #: Least number of measured sizes of a kind for such a comparison.
 _MIN_COMPARED_SIZES = 4
@@ -112,8 +113,8 @@ def without_drift(points: Points) -> Points:
 
     When a cluster or a model's code changes, only the sizes at which jobs run are measured again; those that were
     measured before would look faster, or slower, than they are. So a speed that was measured last before speeds of the
-    same kind changed (``SpeedPoint.first_measured``, ``previous_speed``) is multiplied by the median factor of these changes,
-    and counts as measured once.
+    same kind changed (``SpeedPoint.first_measured``, ``previous_speed``) is multiplied by the median factor of these
+    changes, and counts as measured once.
     """
     current = points.copy()
     changed = points[(points["previous_speed"] > 0) & (points["speed"] > 0)]
@@ -131,7 +132,7 @@ def without_drift(points: Points) -> Points:
     return current
 
 
-def calibration(local: Points, predicted: Floats, reference: Points) -> float:
+def calibration(site: Points, predicted: Floats, reference: Points) -> float:
     """Factor between measured and predicted speeds of a kind; 1 unless it is beyond 1.28 at nearly all sizes.
 
     Beyond 1.28 (``SAME_SPEED_LOG_RATIO``) is above it, or below its reciprocal. The factor is the median over the sizes
@@ -142,20 +143,20 @@ def calibration(local: Points, predicted: Floats, reference: Points) -> float:
 
     Parameters
     ----------
-    local
+    site
         Shape (n,).
     predicted
-        Samples/s that the reference points predict for each local point, shape (n,); 0 where there is no prediction.
+        Samples/s that the reference points predict for each site point, shape (n,); 0 where there is no prediction.
     reference
         Shape (m,).
     """
-    comparable = (local["speed"] > 0) & (predicted > 0)
-    in_both = comparable & np.isin(_size_codes(local), _size_codes(reference))
+    comparable = (site["speed"] > 0) & (predicted > 0)
+    in_both = comparable & np.isin(_size_codes(site), _size_codes(reference))
     if in_both.sum() >= _MIN_POINTS:
         comparable = in_both
     if comparable.sum() < _MIN_POINTS:
         return 1.0
-    factors = np.log(local["speed"][comparable] / predicted[comparable])
+    factors = np.log(site["speed"][comparable] / predicted[comparable])
     median = float(np.median(factors))
     agreed = np.quantile(np.sign(median) * factors, _DISAGREEING)
     if abs(median) <= SAME_SPEED_LOG_RATIO or agreed <= SAME_SPEED_LOG_RATIO:
@@ -170,7 +171,7 @@ def scaled(points: Points, factor: float) -> Points:
     return multiplied
 
 
-def informative(local: Points, predicted: Floats) -> Points:
+def informative(site: Points, predicted: Floats) -> Points:
     """Points that differ by more than 5 % (``_UNINFORMATIVE``) from the prediction, or have none.
 
     Parameters
@@ -178,34 +179,34 @@ def informative(local: Points, predicted: Floats) -> Points:
     predicted
         Samples/s of each point, shape (n,); 0 where there is no prediction.
     """
-    return local[~_are_within(local["speed"], predicted, _UNINFORMATIVE)]
+    return site[~_are_within(site["speed"], predicted, _UNINFORMATIVE)]
 
 
-def merged(reference: Points, local: Points) -> Points:
-    """Join reference and local points, in the order of sizes.
+def merged(reference: Points, site: Points) -> Points:
+    """Join reference and site points, in the order of sizes.
 
-    Of a size that both have, the result has the local point, unless their speeds are within 2 %
-    (``_SAME_AS_REFERENCE``): then the reference point. Local speeds are rounded to 2 % (``_SPEED_STEP``) and their
+    Of a size that both have, the result has the site point, unless their speeds are within 2 %
+    (``_SAME_AS_REFERENCE``): then the reference point. Site speeds are rounded to 2 % (``_SPEED_STEP``) and their
     counts of measurements to powers of two, so that noise in them does not change decisions.
     """
-    if not len(local):
+    if not len(site):
         return reference
-    _, in_reference, in_local = np.intersect1d(
-        _size_codes(reference), _size_codes(local), assume_unique=True, return_indices=True
+    _, in_reference, in_site = np.intersect1d(
+        _size_codes(reference), _size_codes(site), assume_unique=True, return_indices=True
     )
-    reference_speeds, local_speeds = reference["speed"][in_reference], local["speed"][in_local]
-    same = (reference_speeds == local_speeds) | _are_within(reference_speeds, local_speeds, _SAME_AS_REFERENCE)
-    joined = np.concatenate([np.delete(reference, in_reference[~same]), _rounded(np.delete(local, in_local[same]))])
+    reference_speeds, site_speeds = reference["speed"][in_reference], site["speed"][in_site]
+    same = (reference_speeds == site_speeds) | _are_within(reference_speeds, site_speeds, _SAME_AS_REFERENCE)
+    joined = np.concatenate([np.delete(reference, in_reference[~same]), _rounded(np.delete(site, in_site[same]))])
     return joined[np.argsort(_size_codes(joined), kind="stable")]
 
 
 def merged_kinds(
-    reference: Mapping[TrainingKind, Points], local: Mapping[TrainingKind, Points]
+    reference: Mapping[TrainingKind, Points], site: Mapping[TrainingKind, Points]
 ) -> dict[TrainingKind, Points]:
-    """Apply ``merged`` to each kind that has reference or local points."""
+    """Apply ``merged`` to each kind that has reference or site points."""
     no_points = np.empty(0, dtype=POINT)
-    kinds = sorted({*reference, *local})
-    return {kind: merged(reference.get(kind, no_points), local.get(kind, no_points)) for kind in kinds}
+    kinds = sorted({*reference, *site})
+    return {kind: merged(reference.get(kind, no_points), site.get(kind, no_points)) for kind in kinds}
 
 
 def _size_codes(points: Points) -> Ints:
@@ -228,7 +229,7 @@ def _rounded(points: Points) -> Points:
     rounded["speed"][positive] = np.exp(np.round(np.log(rounded["speed"][positive]) / _SPEED_STEP) * _SPEED_STEP)
     counted = rounded["measurements"] > 0
     rounded["measurements"][counted] = np.exp2(np.floor(np.log2(rounded["measurements"][counted])))
-    np.minimum(rounded["jobs"], _MAX_JOBS, out=rounded["jobs"])
+    np.minimum(rounded["jobs"], _TRUSTED_JOBS, out=rounded["jobs"])
     return rounded
 
 
@@ -237,15 +238,15 @@ def are_few(jobs: Floats) -> Bools:
     return np.asarray((jobs > 0) & (jobs < _TRUSTED_JOBS))
 
 
-def with_noise_of_outliers(noise: Floats, inputs: Floats, detrended: Floats, few_jobs: Bools) -> Floats:
+def with_noise_of_outliers(noise_variance: Floats, inputs: Floats, detrended: Floats, few_jobs: Bools) -> Floats:
     """Noise variances of the measurements of a kind, higher where one of few jobs is an outlier.
 
     Residuals are leave-one-out (equation 5.12).
 
     Parameters
     ----------
-    noise
-        Variances, shape (n,).
+    noise_variance
+        Without regard to outliers, shape (n,).
     inputs
         Inputs of the kernels, shape (n, 3) or (n, 1).
     detrended
@@ -254,11 +255,11 @@ def with_noise_of_outliers(noise: Floats, inputs: Floats, detrended: Floats, few
         As ``are_few`` says, shape (n,).
     """
     if len(detrended) < _MIN_COMPARED_SIZES or not few_jobs.any():
-        return noise
-    inverse = precision(shared_covariance(inputs, inputs) + kind_covariance(inputs, inputs), noise)
+        return noise_variance
+    inverse = precision(shared_covariance(inputs, inputs) + kind_covariance(inputs, inputs), noise_variance)
     weighted = inverse @ (detrended - detrended.mean())
     diagonal = np.diagonal(inverse)
-    return noise + noise_of_outliers(weighted / diagonal, 1.0 / diagonal, few_jobs)
+    return noise_variance + noise_of_outliers(weighted / diagonal, 1.0 / diagonal, few_jobs)
 
 
 def noise_of_outliers(residuals: Floats, variances: Floats, few_jobs: Bools) -> Floats:

@@ -154,17 +154,17 @@ def merged_measurements(snapshot: Snapshot, checkpoint_speeds: CheckpointSpeeds)
     requests = largest_requests(snapshot)
     requests_of_groups = {Group.of(kind): request for kind, request in requests.items()}
     reference = dict(checkpoint_speeds.points)
-    local = {kind: without_drift(points) for kind, points in by_kind(snapshot.speeds).items()}
-    for kind in local.keys() & reference.keys():
+    site = {kind: without_drift(points) for kind, points in by_kind(snapshot.speeds).items()}
+    for kind in site.keys() & reference.keys():
         # The predictions need bounds: if no job of this kind is present, those of another kind of its group.
         request = requests.get(kind) or requests_of_groups.get(Group.of(kind))
         if request is None:
             continue
-        predicted = speeds_at(checkpoint_speeds.predicted(replace(request, model=kind.model)), local[kind])
-        factor = calibration(local[kind], predicted, reference[kind])
+        predicted = speeds_at(checkpoint_speeds.predicted(replace(request, model=kind.model)), site[kind])
+        factor = calibration(site[kind], predicted, reference[kind])
         reference[kind] = scaled(reference[kind], factor)
         # Uninformative points are left out so that noise in new measurements does not change decisions. A kind without
         # a job gets no new ones, so all its points stay, unless the factor explains them.
         if kind in requests or factor != 1.0:
-            local[kind] = informative(local[kind], factor * predicted)
-    return merged_kinds(reference, local)
+            site[kind] = informative(site[kind], factor * predicted)
+    return merged_kinds(reference, site)
