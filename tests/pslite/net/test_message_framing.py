@@ -257,7 +257,7 @@ def test_a_header_on_the_wire():
     )
     assert unpack(bytearray(header.pack())) == header
     assert header.node == header.factor_count == header.page_offset == 3
-    assert header.steps_without_gradient == header.gradients_applied == 3
+    assert header.uncounted_steps == header.gradients_applied == 3
     assert (header.crc, header.first_worker_had_gradient, header.region) == (9, True, 10)
     there = header.in_shared_memory(11, 12)
     assert (there.region, there.page_offset, there.length) == (11, 12, 4)
