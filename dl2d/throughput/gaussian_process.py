@@ -18,8 +18,8 @@ The prior (kernels, trend and their constants) is in ``dl2d.throughput.gaussian_
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
 U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and g = L z
-at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_SIZES``); S_k, of shape (n, U), selects them
-from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
+at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_JOINT_SIZES``); S_k, of shape (n, U), selects
+them from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
 y_k = log y - t - c. M' is the transpose of M. Then
 
     A_k = (H_k + 0.1^2 I + D_k)^-1                                     (n, n)
@@ -43,13 +43,13 @@ The predicted logarithm of speed is f + r_k:
 
       mean = mean_f + q (log y - mean_f)                  variance = (1 - q)^2 variance_f + q v
 
-- Where a kind was measured at more than ``_MAX_SIZES`` sizes, f is not conditioned on the measurements beyond these.
-  Each of them changes the prediction at its own size only (``_update_separate``): f + r_k, with its variance
+- Where a kind was measured at more than ``_MAX_JOINT_SIZES`` sizes, f is not conditioned on the measurements beyond
+  these. Each of them changes the prediction at its own size only (``_update_separate``): f + r_k, with its variance
   u = variance_f + 0.1^2, is conditioned on it, with q = u / (u + v):
 
       mean = mean_f + q (log y - mean_f)                  variance = (1 - q) u
 
-If each kind has at most ``_MAX_SIZES`` sizes and each group ``_MAX_SHARED_SIZES``, and all b_k are 1, this is the
+If each kind has at most ``_MAX_JOINT_SIZES`` sizes and each group ``_MAX_SHARED_SIZES``, and all b_k are 1, this is the
 posterior of equations 2.25 and 2.26 of Rasmussen and Williams, given c and the noise variances (higher for outliers:
 ``with_noise_of_outliers``), with the inverse of the covariance of all measurements written by the matrix inversion
 lemma (A.9). Cost: M n^3 + U^3 for M kinds, instead of (M n)^3; n (n + U) for each size that is predicted.
@@ -98,13 +98,13 @@ _MIN_DEVIATION = 0.01
 
 # Limits on the size of matrices.
 #: Sizes of one kind that are conditioned on together; where more were measured, some are selected.
-_MAX_SIZES = 40
+_MAX_JOINT_SIZES = 40
 #: Sizes at which the shared component is inferred; where kinds have more, close ones are merged.
 _MAX_SHARED_SIZES = 64
 #: Maximum number of counts of one role that are predicted.
-_MAX_COUNTS = 40
-#: If a role has more counts, all counts up to this one are predicted, and the remaining ``_MAX_COUNTS - _DENSE_COUNTS``
-#: in geometric progression; speeds at the counts between are interpolated linearly in log2.
+_MAX_PREDICTED_COUNTS = 40
+#: If a role has more counts, all counts up to this one are predicted, and others in geometric progression, up to
+#: ``_MAX_PREDICTED_COUNTS`` in all; speeds at the counts between are interpolated linearly in log2.
 _DENSE_COUNTS = 24
 # One user's jobs may report any speeds, and must not change the sizes of jobs of all other kinds. Speeds of kinds that
 # train do not reach these limits.
@@ -259,7 +259,7 @@ class GaussianProcess:
     A run that failed (speed 0) does not change the predictions for neighbouring sizes: in the DL2 authors' measurements
     those are as fast as others. Its own size is predicted to have speed 0.
 
-    All measurements of a kind are conditioned on together at up to 40 (``_MAX_SIZES``) sizes. Of more sizes, 40 are:
+    All measurements of a kind are conditioned on together at up to 40 (``_MAX_JOINT_SIZES``) sizes. Of more sizes, 40 are:
     the fastest 20 and others that are far apart; the remaining ones change the prediction at their own size only. Of
     more than 64 (``_MAX_SHARED_SIZES``) sizes of a group, close ones share one value of g.
 
@@ -476,19 +476,19 @@ def _weights(kinds: Mapping[TrainingKind, ConditionedKind]) -> dict[TrainingKind
 
 
 def _split(measurements: _Measurements) -> tuple[_Measurements, _Measurements | None]:
-    """Split into at most ``_MAX_SIZES`` measurements that are conditioned on together, and the remaining ones.
+    """Split into at most ``_MAX_JOINT_SIZES`` measurements that are conditioned on together, and the remaining ones.
 
     Half of the former are the fastest sizes. The other half are selected one by one: each time the size whose distance
     to the nearest selected one is largest, of equals the first.
     """
-    if len(measurements.sizes) <= _MAX_SIZES:
+    if len(measurements.sizes) <= _MAX_JOINT_SIZES:
         return measurements, None
-    fastest = np.argsort(-(measurements.detrended + measurements.trend), kind="stable")[: _MAX_SIZES // 2]
+    fastest = np.argsort(-(measurements.detrended + measurements.trend), kind="stable")[: _MAX_JOINT_SIZES // 2]
     joint = np.zeros(len(measurements.sizes), dtype=np.bool_)
     joint[fastest] = True
     inputs = measurements.inputs
     to_nearest = distances(inputs[fastest], inputs).min(axis=0)
-    for _ in range(_MAX_SIZES - len(fastest)):
+    for _ in range(_MAX_JOINT_SIZES - len(fastest)):
         farthest = int(to_nearest.argmax())
         joint[farthest] = True
         to_nearest = np.minimum(to_nearest, np.linalg.norm(inputs - inputs[farthest], axis=1))
@@ -558,9 +558,11 @@ def _shared_sizes(sizes_of_kinds: Sequence[Ints], group: Group) -> tuple[Floats,
 
 def _counts(max_count: int) -> Ints:
     """Counts of one role, from 1 to ``max_count``, that are predicted without interpolation; ascending."""
-    if max_count <= _MAX_COUNTS:
+    if max_count <= _MAX_PREDICTED_COUNTS:
         return np.arange(1, max_count + 1)
-    sparse = np.round(np.geomspace(_DENSE_COUNTS, max_count, _MAX_COUNTS - _DENSE_COUNTS + 1)).astype(np.int64)
+    sparse = np.round(np.geomspace(_DENSE_COUNTS, max_count, _MAX_PREDICTED_COUNTS - _DENSE_COUNTS + 1)).astype(
+        np.int64
+    )
     return np.unique(np.concatenate([np.arange(1, _DENSE_COUNTS), sparse]))
 
 

@@ -22,7 +22,7 @@ from dl2d.policies.dl2.pareto_frontier import (
     allowed_sizes,
     frontier_key,
     pareto_frontiers,
-    task_weight,
+    summed_shares,
 )
 from dl2d.policies.dl2.scoring import ClusterJobs
 from dl2d.policies.dl2.size_search import choose_sizes
@@ -201,7 +201,7 @@ def _give(
     at = which[:, None], order
     wanted = np.where(cluster_jobs.takes_part[:, :, None], frontiers.sizes[cluster_jobs.frontier, states], 0)
     more = np.maximum(wanted - clusters.sizes[at], 0)
-    weight = task_weight(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
+    weight = summed_shares(clusters.demand[at], clusters.capacity[which][:, None, None])  # (k, J, 2)
     # Workers, then PSs, of equal weight; then submit order.
     flat_weight = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=1)
     flat_more = np.concatenate([more[:, :, 0], more[:, :, 1]], axis=1)

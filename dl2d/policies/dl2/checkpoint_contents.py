@@ -34,8 +34,8 @@ class Parameters:
     #: Weights of the scorer, shape (1, weights).
     weights: Floats
     #: Speeds that were measured when the checkpoint was trained.
-    checkpoint_speeds: tuple[MeasuredSpeeds, ...]
-    #: Standard deviations added to predicted speeds of kinds in ``checkpoint_speeds``.
+    measured_speeds: tuple[MeasuredSpeeds, ...]
+    #: Standard deviations added to predicted speeds of kinds in ``measured_speeds``.
     optimism: float
     #: Standard deviations added to predicted speeds of other kinds.
     optimism_of_unknown: float
@@ -59,7 +59,7 @@ class Parameters:
             optimism = float(settings["optimism"])
             parameters = cls(
                 weights=np.asarray(checkpoint.weights["scorer"], dtype=np.float64)[None],
-                checkpoint_speeds=from_arrays(checkpoint.weights, settings["kinds"]),
+                measured_speeds=from_arrays(checkpoint.weights, settings["kinds"]),
                 optimism=optimism,
                 # Kinds without checkpoint speeds need exploration, unless the site sets the optimism.
                 optimism_of_unknown=max(optimism, DEFAULT_OPTIMISM) if overrides.get("optimism") is None else optimism,

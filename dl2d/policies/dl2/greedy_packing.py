@@ -34,27 +34,28 @@ class GreedyPacking:
         self._sign = 1.0 if smallest_first else -1.0
         self._starts_first = starts_first
 
-    def give(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+    def give(self, jobs: Sequence[Job], sizes: Ints, summed_shares: Floats) -> dict[int, Blocked]:
         """Add tasks up to the chosen sizes; returns the indices of jobs that do not reach theirs, with the reason.
 
         Parameters
         ----------
         sizes
             Workers and PSs of each job, shape (jobs, 2).
-        weights
-            Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
+        summed_shares
+            ``pareto_frontier.summed_shares`` of a worker and of a PS of each job, by which tasks are sorted, shape
+            (jobs, 2).
         """
         wanted = sizes.tolist()
         if self._starts_first:
-            blocked = self._start(jobs, sizes, weights)
+            blocked = self._start_jobs(jobs, sizes, summed_shares)
             self._keep_running(jobs, wanted)
         else:
             self._keep_running(jobs, wanted)
-            blocked = self._start(jobs, sizes, weights)
-        for role_index, index in _in_order(self._sign * weights):
+            blocked = self._start_jobs(jobs, sizes, summed_shares)
+        for role_index, index in _in_order(self._sign * summed_shares):
             if index in blocked and self._allocation.allocations[jobs[index].key] == NOTHING:
                 continue
-            stopped = self._add(jobs[index], TASK_ROLES[role_index], wanted[index][role_index])
+            stopped = self._add_up_to(jobs[index], TASK_ROLES[role_index], wanted[index][role_index])
             if stopped is not None:
                 blocked.setdefault(index, stopped)
         return blocked
@@ -72,50 +73,50 @@ class GreedyPacking:
                 kept.append((job, more))
         self._allocation.keep(kept)
 
-    def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+    def _start_jobs(self, jobs: Sequence[Job], sizes: Ints, summed_shares: Floats) -> dict[int, Blocked]:
         """Give minimum sizes, each as a whole or not at all."""
         blocked = {}
-        for index, minimum in _starts(self._allocation, jobs, sizes, weights):
+        for index, minimum in _minimum_sizes_to_start(self._allocation, jobs, sizes, summed_shares):
             stopped = self._allocation.add(jobs[index], minimum)
             if stopped is not None:
                 blocked[index] = stopped
         return blocked
 
-    def _add(self, job: Job, role: Role, wanted: int) -> Blocked | None:
+    def _add_up_to(self, job: Job, role: Role, wanted: int) -> Blocked | None:
         """Give tasks of one role up to a count: all at once, or one after the other as long as nodes have room."""
-        present = self._allocation.allocations[job.key].count(role)
-        if wanted <= present:
+        allocated = self._allocation.allocations[job.key].count(role)
+        if wanted <= allocated:
             return None
-        stopped = self._add_tasks(job, role, wanted - present)
+        stopped = self._add_tasks(job, role, wanted - allocated)
         if stopped is None:
             return None
-        for count in range(present + 1, wanted):
+        for count in range(allocated + 1, wanted):
             if role is Role.PS or job.request.allows(count):
-                blocked = self._add_tasks(job, role, count - present)
+                blocked = self._add_tasks(job, role, count - allocated)
                 if blocked is not None:
                     return blocked
-                present = count
+                allocated = count
         return stopped
 
     def _add_tasks(self, job: Job, role: Role, count: int) -> Blocked | None:
         return self._allocation.add(job, Allocation(count, 0) if role is Role.WORKER else Allocation(0, count))
 
 
-def _in_order(weights: Floats) -> list[tuple[int, int]]:
-    """Indices of role and job in ascending order of weights, shape (jobs, 2); workers before PSs of equal weight."""
-    jobs = len(weights)
-    return [divmod(index, jobs) for index in np.argsort(weights.T.reshape(-1), kind="stable").tolist()]
+def _in_order(summed_shares: Floats) -> list[tuple[int, int]]:
+    """Indices of role and job in ascending order of summed shares, shape (jobs, 2); of equal ones workers first."""
+    jobs = len(summed_shares)
+    return [divmod(index, jobs) for index in np.argsort(summed_shares.T.reshape(-1), kind="stable").tolist()]
 
 
-def _starts(
-    allocation: GreedyAllocation, jobs: Sequence[Job], sizes: Ints, weights: Floats
+def _minimum_sizes_to_start(
+    allocation: GreedyAllocation, jobs: Sequence[Job], sizes: Ints, summed_shares: Floats
 ) -> list[tuple[int, Allocation]]:
     """Indices and minimum sizes of jobs that have nothing and shall get tasks; the largest minimum size first."""
     starts = []
     for index, job in enumerate(jobs):
         minimum = job.request.min_size
         if allocation.allocations[job.key] == NOTHING and sizes[index].any():
-            starts.append((-float((weights[index] * np.array(minimum)).sum()), index, minimum))
+            starts.append((-float((summed_shares[index] * np.array(minimum)).sum()), index, minimum))
     return [(index, minimum) for _, index, minimum in sorted(starts)]
 
 
@@ -141,7 +142,7 @@ class FirstNodeOnlyPacking:
         #: Node of each task, as in ``Decision.nodes``.
         self.nodes: list[tuple[JobKey, Role, str]] = []
 
-    def give(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+    def give(self, jobs: Sequence[Job], sizes: Ints, summed_shares: Floats) -> dict[int, Blocked]:
         """Add tasks up to the chosen sizes; returns the indices of jobs that do not reach theirs, with the reason.
 
         Jobs must not have had tasks before this decision.
@@ -150,25 +151,26 @@ class FirstNodeOnlyPacking:
         ----------
         sizes
             Workers and PSs of each job, shape (jobs, 2).
-        weights
-            Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2).
+        summed_shares
+            ``pareto_frontier.summed_shares`` of a worker and of a PS of each job, by which tasks are sorted, shape
+            (jobs, 2).
         """
-        order = _in_order(weights)
+        order = _in_order(summed_shares)
         blocked: dict[int, Blocked] = {}
         placed = self._place(jobs, self._additions(jobs, sizes, order), blocked)
         if any(self._is_below_minimum(jobs[index], tasks) for index, tasks in placed.items()):
             self._remove(jobs, placed)
-            blocked = self._start(jobs, sizes, weights)
+            blocked = self._start_jobs(jobs, sizes, summed_shares)
             waiting = {index for index in blocked if self._allocated(jobs[index]) == NOTHING}
             additions = [added for added in self._additions(jobs, sizes, order) if added.job_index not in waiting]
             placed = self._place(jobs, additions, blocked)
         self._commit(jobs, placed)
         return blocked
 
-    def _start(self, jobs: Sequence[Job], sizes: Ints, weights: Floats) -> dict[int, Blocked]:
+    def _start_jobs(self, jobs: Sequence[Job], sizes: Ints, summed_shares: Floats) -> dict[int, Blocked]:
         """Give minimum sizes, each as a whole or not at all; the largest first."""
         blocked: dict[int, Blocked] = {}
-        for index, minimum in _starts(self._allocation, jobs, sizes, weights):
+        for index, minimum in _minimum_sizes_to_start(self._allocation, jobs, sizes, summed_shares):
             additions = [_Addition(index, role, minimum.count(role)) for role in TASK_ROLES]
             placed = self._place(jobs, additions, blocked)
             if index in blocked:
@@ -227,8 +229,8 @@ class FirstNodeOnlyPacking:
         """Give the jobs the placed tasks; workers beyond a count that a job may have are removed from the packing."""
         for index, tasks in placed.items():
             job, roles = jobs[index], Counter(role for role, _ in tasks)
-            present, workers = self._allocated(job).workers, roles[Role.WORKER]
-            while workers and not job.request.allows(present + workers):
+            allocated, workers = self._allocated(job).workers, roles[Role.WORKER]
+            while workers and not job.request.allows(allocated + workers):
                 workers -= 1
             excess = roles[Role.WORKER] - workers
             removed = [task for task in tasks if task[0] is Role.WORKER][-excess:] if excess else []

@@ -31,6 +31,7 @@ from dl2d.core.resources import NO_RESOURCES, Resources
 _PRIOR = (0.7, 0.3)
 #: Values of ``saved`` that are compared.
 _CANDIDATES = np.arange(10) / 10
+# The following four are heuristic.
 #: Fraction of the least worker-seconds per sample that is computing, with parameter servers.
 _COMPUTING_WITH_PS = 0.5
 #: Usual difference between kinds in the logarithm of (measured speed / checkpoint's speed), a standard deviation.
@@ -195,6 +196,7 @@ def share_inside(
         nodes[fits] = count
         if nodes.all():
             break
+    # On n nodes, 1/n of the servers is on the node of each worker. Of the w links of a ring, n lead to another node.
     fewest = np.maximum(nodes, 1)
     if architecture is Architecture.PS:
         share = 1 / fewest

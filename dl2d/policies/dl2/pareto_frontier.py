@@ -4,7 +4,7 @@ A size is dominated if another one takes at most as much of each resource and is
 
 The base of a job is the size with which its sizing begins in each slot, and below which it is not sized: its floor, or
 nothing. A size step leads from one size on a job's frontier to another. A size is addressed by its position: 0 is the
-base, 1 the fastest size, and speeds fall from there on. At most ``_MAX_SIZES`` sizes are kept.
+base, 1 the fastest size, and speeds fall from there on. At most ``_MAX_FRONTIER_SIZES`` sizes are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPEED_OF_WAITING = 1e-3
 #: Maximum number of counts of a role that are considered.
 _MAX_COUNTS = 24
 #: Maximum number of sizes of a job that are kept.
-_MAX_SIZES = 48
+_MAX_FRONTIER_SIZES = 48
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class SizeGrid:
     #: Workers and PSs of the base; no smaller size is on the frontier.
     base: tuple[int, int] = (0, 0)
     #: Workers and PSs that the job has now: a size that is on the frontier in any case; None where it has none.
-    current: tuple[int, int] | None = None
+    held: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,8 +83,8 @@ def _pareto_frontier(grid: SizeGrid) -> ParetoFrontier | None:
     # In this order, a size can be dominated only by those before it.
     order = np.lexsort((taken.sum(axis=1), -speed))
     sizes, speed, taken = sizes[order], speed[order], taken[order]
-    is_current = (sizes == grid.current).all(axis=1) if grid.current else np.zeros(len(sizes), dtype=np.bool_)
-    kept = _thinned(np.flatnonzero(~_dominated(taken) | is_current), is_current)
+    is_held = (sizes == grid.held).all(axis=1) if grid.held else np.zeros(len(sizes), dtype=np.bool_)
+    kept = _thinned(np.flatnonzero(~_dominated(taken) | is_held), is_held)
     sizes, speed, taken = sizes[kept], speed[kept], taken[kept]
     speed_at_base = max(_speed_at_base(grid), _SPEED_OF_WAITING * speed[0])
     return ParetoFrontier(
@@ -101,7 +101,7 @@ def _candidates(grid: SizeGrid, demand: Ints, capacity: Ints) -> Bools:
     """Sizes that may be on the frontier, shape (P, W) as ``grid.speeds``; of many counts of a role, some.
 
     They are allowed, no smaller than the base, and fit in the cluster. Those that are no faster than a size with no
-    more workers and no more PSs are left out, except the current one, so that few are left to be compared by pairs.
+    more workers and no more PSs are left out, except the held one, so that few are left to be compared by pairs.
 
     Parameters
     ----------
@@ -114,26 +114,26 @@ def _candidates(grid: SizeGrid, demand: Ints, capacity: Ints) -> Bools:
     ps, workers = np.arange(ps_counts)[:, None], np.arange(worker_counts)
     for of_worker, of_ps, whole in zip(*demand, capacity, strict=True):
         possible &= workers * of_worker + ps * of_ps <= whole
-    current_workers, current_ps = grid.current if grid.current is not None else (None, None)
-    possible &= _considered(np.any(possible, axis=1), current_ps)[:, None]
-    possible &= _considered(np.any(possible, axis=0), current_workers)
+    held_workers, held_ps = grid.held if grid.held is not None else (None, None)
+    possible &= _considered(np.any(possible, axis=1), held_ps)[:, None]
+    possible &= _considered(np.any(possible, axis=0), held_workers)
     speeds, candidates = np.where(possible, grid.speeds, -np.inf), possible.copy()
     best = np.maximum.accumulate(np.maximum.accumulate(speeds, axis=0), axis=1)
     candidates[1:] &= speeds[1:] > best[:-1]
     candidates[:, 1:] &= speeds[:, 1:] > best[:, :-1]
-    if grid.current is not None:
-        candidates[current_ps, current_workers] = possible[current_ps, current_workers]
+    if grid.held is not None:
+        candidates[held_ps, held_workers] = possible[held_ps, held_workers]
     return candidates
 
 
-def _considered(possible: Bools, current: int | None) -> Bools:
-    """Counts of a role that are considered: of many possible ones the least, the current, and a geometric progression.
+def _considered(possible: Bools, held: int | None) -> Bools:
+    """Counts of a role that are considered: of many possible ones the least, the held one, and a geometric progression.
 
     Parameters
     ----------
     possible
         Whether any size with each count is possible, shape (counts,); as is the result.
-    current
+    held
         The count that the job has now.
     """
     counts = np.flatnonzero(possible)
@@ -142,8 +142,8 @@ def _considered(possible: Bools, current: int | None) -> Bools:
     progression = np.geomspace(max(counts[0], 1), counts[-1], _MAX_COUNTS).round()
     considered = np.zeros_like(possible)
     considered[counts[np.searchsorted(counts, progression)]] = considered[counts[0]] = True
-    if current is not None:
-        considered[current] = True
+    if held is not None:
+        considered[held] = True
     return considered
 
 
@@ -157,14 +157,14 @@ def _dominated(taken: Ints) -> Bools:
     return dominated
 
 
-def _thinned(kept: Ints, is_current: Bools) -> Ints:
-    """At most ``_MAX_SIZES`` of the indices of kept sizes, spread evenly: the first, the last, and the current size."""
-    if len(kept) <= _MAX_SIZES:
+def _thinned(kept: Ints, is_held: Bools) -> Ints:
+    """At most ``_MAX_FRONTIER_SIZES`` of the indices of kept sizes, evenly spread; the held size is kept."""
+    if len(kept) <= _MAX_FRONTIER_SIZES:
         return kept
-    places = np.linspace(0, len(kept) - 1, _MAX_SIZES).round().astype(np.int64)
-    current = is_current[kept].argmax()  # 0, which is among the places, if there is none
-    if current not in places:
-        places[1 + np.abs(places[1:-1] - current).argmin()] = current
+    places = np.linspace(0, len(kept) - 1, _MAX_FRONTIER_SIZES).round().astype(np.int64)
+    held = is_held[kept].argmax()  # 0, which is among the places, if there is none
+    if held not in places:
+        places[1 + np.abs(places[1:-1] - held).argmin()] = held
     return kept[places]
 
 
@@ -220,7 +220,7 @@ def frontier_key(request: JobRequest) -> tuple[object, ...]:
     return TrainingKind.of(request), request.bounds, request.worker, request.ps
 
 
-def task_weight(demand: Ints, capacity: Ints) -> Floats:
+def summed_shares(demand: Ints, capacity: Ints) -> Floats:
     """Sum over resources of the fractions of the capacity that a task takes; (..., R), (..., R) -> (...)."""
     shares = _shares(demand, capacity)
     total: Floats = shares[..., 0].copy()

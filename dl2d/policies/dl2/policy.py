@@ -37,7 +37,7 @@ from dl2d.policies.dl2.pareto_frontier import (
     allowed_sizes,
     frontier_key,
     pareto_frontiers,
-    task_weight,
+    summed_shares,
 )
 from dl2d.policies.dl2.scoring import ClusterJobs, describe_steps, score
 from dl2d.policies.dl2.size_search import JobLimits, choose_sizes
@@ -116,17 +116,17 @@ class Dl2:
         del rng
         allocation, cluster = GreedyAllocation(snapshot, packing), _Cluster.of(snapshot)  # gives jobs their floors
         options = self._size_options(snapshot, packing, allocation, cluster)
-        decision = self._pack(snapshot, packing, allocation, cluster, options, starts_first=False)
+        decision = self._decide_from_options(snapshot, packing, allocation, cluster, options, starts_first=False)
         if snapshot.tasks and (fragmented := _fragmented_starts(decision)):
             packing = packing.anew()
             allocation = GreedyAllocation(snapshot, packing)
-            other = self._pack(snapshot, packing, allocation, cluster, options, starts_first=True)
+            other = self._decide_from_options(snapshot, packing, allocation, cluster, options, starts_first=True)
             remaining = _fragmented_starts(other)
             if len(remaining) < len(fragmented) and _moves_start_one(fragmented - remaining, other, snapshot):
                 return other
         return decision
 
-    def _pack(
+    def _decide_from_options(
         self,
         snapshot: Snapshot,
         packing: Packing,
@@ -136,7 +136,7 @@ class Dl2:
         *,
         starts_first: bool,
     ) -> Decision:
-        """Stages 3 and 4 of a decision. With ``starts_first`` tasks that run may have to move for jobs that start."""
+        """Choose sizes and pack the tasks (stages 3 and 4); ``starts_first`` is as in ``GreedyPacking``."""
         with_options = set() if options is None else {job.key for job in options.jobs}
         for job in snapshot.jobs:
             if job.key not in with_options:
@@ -238,7 +238,7 @@ class Dl2:
             capacity=cluster.capacity.tolist(),
             allowed=allowed_sizes(request) & _within(most, request) if most else allowed_sizes(request),
             base=floor,
-            current=held if can_keep(speeds, held) else None,
+            held=held if can_keep(speeds, held) else None,
         )
 
     def _choose_and_pack(
@@ -252,12 +252,12 @@ class Dl2:
         """Choose sizes and pack them; resources of tasks that fit on no node go to other jobs. Returns alternatives."""
         jobs, frontiers, cluster_jobs, _ = options
         frontier_of = cluster_jobs.frontier[0]
-        task_weights = cluster.task_weights(jobs)
+        summed_shares = cluster.summed_shares(jobs)
         bases, weights = np.zeros((1, len(jobs)), dtype=np.int64), self._parameters.weights
         positions = choose_sizes(
             frontiers, cluster_jobs, bases, cluster.free(packing), weights, limits=cluster.limits(jobs, packing)
         )  # fmt: skip
-        blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], task_weights)
+        blocked = packer.give(jobs, frontiers.sizes[frontier_of, positions[0]], summed_shares)
         if blocked:
             unblocked = cluster_jobs.takes_part.copy()
             unblocked[0, list(blocked)] = False
@@ -269,7 +269,7 @@ class Dl2:
             )  # fmt: skip
             # Size 0: blocked jobs get no more tasks.
             sizes = np.where(unblocked[0][:, None], frontiers.sizes[frontier_of, positions[0]], 0)
-            blocked |= packer.give(jobs, sizes, task_weights)
+            blocked |= packer.give(jobs, sizes, summed_shares)
         steps, free = _NextSteps.of(frontiers, cluster_jobs, positions[0], weights), cluster.free(packing)[0]
         for index, job in enumerate(jobs):
             size = allocation.allocations[job.key]
@@ -334,12 +334,12 @@ class _Cluster(NamedTuple):
                 row[: len(pairs)] = pairs
         return JobLimits(np.array([*left, _UNLIMITED], dtype=np.int64), padded[..., 0], padded[..., 1])
 
-    def task_weights(self, jobs: Sequence[Job]) -> Floats:
-        """Weight of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2)."""
+    def summed_shares(self, jobs: Sequence[Job]) -> Floats:
+        """Summed shares of a worker and of a PS of each job, by which tasks are sorted, shape (jobs, 2)."""
         demands = [(job.request.worker, job.request.ps) for job in jobs]
         amounts = {demand: demand.in_order(self.names) for roles in demands for demand in roles}
         demand = np.array([[amounts[worker], amounts[ps]] for worker, ps in demands], dtype=np.int64)
-        return task_weight(demand, self.capacity)
+        return summed_shares(demand, self.capacity)
 
 
 class _NextSteps(NamedTuple):

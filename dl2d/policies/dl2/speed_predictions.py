@@ -42,7 +42,7 @@ _MIN_JOBS = 3
 
 def job_optimism(snapshot: Snapshot, relabelling: Relabelling, parameters: Parameters) -> list[float]:
     """Compute the standard deviations to add to the predicted speeds of each job, in the order of the snapshot."""
-    checkpoint_kinds = {speeds.kind for speeds in parameters.checkpoint_speeds}
+    checkpoint_kinds = {speeds.kind for speeds in parameters.measured_speeds}
     exploring = exploring_jobs(snapshot, relabelling) if parameters.optimism_of_unknown > 0 else frozenset()
     return [
         (
@@ -79,10 +79,10 @@ class CheckpointSpeeds:
 
     def __init__(self, parameters: Parameters) -> None:
         #: Measured speeds of each kind.
-        self.points = by_kind(parameters.checkpoint_speeds)
+        self.points = by_kind(parameters.measured_speeds)
         #: Least worker-seconds per sample of each kind.
         self.min_worker_seconds = {
-            speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.checkpoint_speeds
+            speeds.kind: min_worker_seconds(speeds.points) for speeds in parameters.measured_speeds
         }
 
     def predicted(self, request: JobRequest) -> Floats:

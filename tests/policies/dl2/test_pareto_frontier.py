@@ -23,7 +23,7 @@ def a_grid(rng: np.random.Generator) -> SizeGrid:
         capacity=(rng.integers(1, 120, resources) * unit).tolist(),
         allowed=(workers > 0) & (rng.random(shape) < rng.choice([0.5, 1.0])),
         base=(0, 0) if rng.random() < 0.5 else tuple(rng.integers(0, 4, 2).tolist()),
-        current=None if rng.random() < 0.5 else (int(rng.integers(shape[1])), int(rng.integers(shape[0]))),
+        held=None if rng.random() < 0.5 else (int(rng.integers(shape[1])), int(rng.integers(shape[0]))),
     )
 
 
@@ -80,7 +80,7 @@ def test_a_frontier_has_the_sizes_that_are_kept_by_hand_and_its_start(seed: int)
 def test_of_many_counts_some_are_looked_at_and_the_one_to_keep(length: int) -> None:
     ps, workers = np.indices((3, length))
     rates = np.where(workers * ps > 0, workers**0.9 * ps**0.1, 0.0)
-    grid = SizeGrid(rates, worker=[1000], ps=[500], capacity=[10**6], allowed=workers > 0, current=(length - 2, 2))
+    grid = SizeGrid(rates, worker=[1000], ps=[500], capacity=[10**6], allowed=workers > 0, held=(length - 2, 2))
     (made,) = pareto_frontiers([grid])
     assert made is not None
     counts = set(made.sizes[1:, 0].tolist())
@@ -124,7 +124,7 @@ def test_of_many_sizes_on_a_frontier_48_are_kept_and_the_one_that_the_job_has_is
     assert made is not None
     assert len(made.sizes) == 49
     for size in ((w, p) for w in range(1, 21) for p in range(1, 21)):
-        (kept,) = pareto_frontiers([replace(grid, current=size)])
+        (kept,) = pareto_frontiers([replace(grid, held=size)])
         assert kept is not None
         assert len(kept.sizes) == 49
         assert size in map(tuple, kept.sizes.tolist())
