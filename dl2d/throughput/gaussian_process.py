@@ -18,8 +18,8 @@ The prior (kernels, trend and their constants) is in ``dl2d.throughput.gaussian_
 
 Inference. The covariance of all measurements is block-diagonal, except for that of g. The measured sizes of a group are
 U distinct ones, X_U (at most ``_MAX_SHARED_SIZES``). Let E be the covariance of g, with E(X_U, X_U) = L L', and g = L z
-at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_JOINT_SIZES``); S_k, of shape (n, U), selects
-them from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
+at X_U with z ~ N(0, I). Kind k was measured at n sizes X_k (at most ``_MAX_JOINT_SIZES``); S_k, (n, U), selects them
+from X_U, H_k is the covariance of h_k (at X_k where no sizes are given), D_k = diag(noise variances), and
 y_k = log y - t - c. M' is the transpose of M. Then
 
     A_k = (H_k + 0.1^2 I + D_k)^-1                                     (n, n)
@@ -259,7 +259,7 @@ class GaussianProcess:
     A run that failed (speed 0) does not change the predictions for neighbouring sizes: in the DL2 authors' measurements
     those are as fast as others. Its own size is predicted to have speed 0.
 
-    All measurements of a kind are conditioned on together at up to 40 (``_MAX_JOINT_SIZES``) sizes. Of more sizes, 40 are:
+    All measurements of a kind are conditioned on together at up to 40 (``_MAX_JOINT_SIZES``) sizes. Of more, 40 are:
     the fastest 20 and others that are far apart; the remaining ones change the prediction at their own size only. Of
     more than 64 (``_MAX_SHARED_SIZES``) sizes of a group, close ones share one value of g.
 
