@@ -46,11 +46,11 @@ def by_hand(grid: SizeGrid) -> list[tuple[int, int]]:
         own = taken(sizes[place])
         return any(all(a <= b for a, b in zip(taken(size), own, strict=True)) for size in sizes[:place])
 
-    kept = [size for place, size in enumerate(sizes) if size == grid.current or not beaten(place)]
+    kept = [size for place, size in enumerate(sizes) if size == grid.held or not beaten(place)]
     if len(kept) > 48:
         places = np.linspace(0, len(kept) - 1, 48).round().astype(int).tolist()
-        if grid.current in kept and kept.index(grid.current) not in places:
-            own = kept.index(grid.current)
+        if grid.held in kept and kept.index(grid.held) not in places:
+            own = kept.index(grid.held)
             places[min(range(1, 47), key=lambda place: abs(places[place] - own))] = own
         kept = [kept[place] for place in places]
     return kept
