@@ -21,8 +21,7 @@ from dl2d.config.settings import load_settings
 from dl2d.core.errors import Unavailable
 from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.launch.daemon_connection import daemon_http
-from pslite.launch.daemon_connection.daemon_http import fetch
-from pslite.launch.daemon_connection.loopback_peer_uid import UID_VARIABLE, check_peer, trusted_accounts
+from pslite.launch.daemon_connection.daemon_http import UID_VARIABLE, check_peer, fetch, trusted_accounts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose a connection is")
 OTHER = 65_432

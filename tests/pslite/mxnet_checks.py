@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 from pslite.errors import CheckpointError, SpecError, UsageError
 from pslite.job.job_spec import Part, Segment
 from pslite.mxnet import SGD, ElasticJob, elastic_split
-from pslite.mxnet.array_memory import reading, write
+from pslite.mxnet.arrays import reading, write
 from pslite.mxnet.kvstore.elastic_kvstore import ElasticKVStore
 from pslite.mxnet.optimizer_translation import rule_of, schedule_of
 from pslite.numeric.optimizers import Updater, slots

@@ -31,9 +31,8 @@ from pslite.coordinator import Coordinator, Settings
 from pslite.errors import Fenced, PsliteError, RolledBack
 from pslite.fault_points import FaultHook, FaultPoint
 from pslite.job.job_spec import LAMB, SGD, Adam, JobSpec
-from pslite.job.job_status import Status
+from pslite.job.job_status import Reply, Status
 from pslite.job.membership_plan import Plan
-from pslite.job.membership_source import Reply
 from pslite.net.authentication import TOKEN_BYTES, Identity
 from pslite.net.tcp_sockets import listen
 from pslite.net.tensor_frames import Link

@@ -19,7 +19,7 @@ from pslite_jobs import LEASE, KillAt, command, run_job, static_digest
 from variants import first
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.job.membership_source import Reply
+from pslite.job.job_status import Reply
 from pslite.launch.coordinator_process.mxnet_launcher import OpenMembership
 from pslite.net.authentication import Identity, connect
 from pslite.net.tensor_frames import INIT, PUSH, STATE, STATE_ACK, Header, region_header

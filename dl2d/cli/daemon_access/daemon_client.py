@@ -15,8 +15,13 @@ from dl2d.core.errors import ConfigError, Denied, Dl2dError, NotFound, RequestEr
 from dl2d.daemon.key_and_address_files import load_credentials
 from pslite.errors import UsageError
 from pslite.launch.daemon_connection.daemon_address_file import find_address
-from pslite.launch.daemon_connection.daemon_http import CERTIFICATE_VARIABLE, certificate_text
-from pslite.launch.daemon_connection.loopback_peer_uid import UID_VARIABLE, check_peer, trusted_accounts
+from pslite.launch.daemon_connection.daemon_http import (
+    CERTIFICATE_VARIABLE,
+    UID_VARIABLE,
+    certificate_text,
+    check_peer,
+    trusted_accounts,
+)
 
 _SECONDS = 30.0
 #: With what other accounts than the daemon's submit and end jobs, by resource manager.

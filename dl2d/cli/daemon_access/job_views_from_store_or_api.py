@@ -23,8 +23,12 @@ from dl2d.core.json_codec import decode
 from dl2d.daemon.job_views_from_store import StoreViews
 from pslite.errors import UsageError
 from pslite.launch.daemon_connection.daemon_address_file import DAEMON_VARIABLE, DaemonAddress, find_address
-from pslite.launch.daemon_connection.daemon_http import CERTIFICATE_VARIABLE, check_private, tls_context
-from pslite.launch.daemon_connection.loopback_peer_uid import trusted_accounts
+from pslite.launch.daemon_connection.daemon_http import (
+    CERTIFICATE_VARIABLE,
+    check_private,
+    tls_context,
+    trusted_accounts,
+)
 from pslite.launch.daemon_connection.munge_credentials import munge_credential
 
 if TYPE_CHECKING:

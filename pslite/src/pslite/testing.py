@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pslite.coordinator import Coordinator, Settings
-from pslite.job.job_status import PlanReport, Status
-from pslite.job.membership_source import Reply
+from pslite.job.job_status import PlanReport, Reply, Status
 from pslite.launch.coordinator_process.local_tasks import LocalTasks, Resize
 from pslite.launch.environment_parsing import encryption_of
 from pslite.net.authentication import TOKEN_BYTES

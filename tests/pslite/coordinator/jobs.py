@@ -6,9 +6,9 @@ from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.coordinator_settings import Settings
 from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.job_spec import SGD, JobSpec, Part, Segment
+from pslite.job.job_status import Reply
 from pslite.job.load_balancing import LoadBalancer, Rule
 from pslite.job.membership_plan import make_plan
-from pslite.job.membership_source import Reply
 from pslite.net.reliable_channel import ReliableChannel
 
 #: monotonic seconds at which all members have joined

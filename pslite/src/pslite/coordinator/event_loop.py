@@ -24,9 +24,8 @@ from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.coordinator.state.state_log_entries import LogWriter
 from pslite.errors import Cancelled, Fenced, ProtocolError
 from pslite.fault_points import FaultHook, FaultPoint, FaultPoints
-from pslite.job.job_status import Status
+from pslite.job.job_status import MembershipSource, Status
 from pslite.job.load_balancing import LoadBalancer
-from pslite.job.membership_source import MembershipSource
 from pslite.net.authentication import Acceptor
 from pslite.net.handshake_listener import HandshakeListener
 from pslite.net.message_framing import Channel, Inbox

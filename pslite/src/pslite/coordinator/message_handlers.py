@@ -9,7 +9,6 @@ from pslite.coordinator import checkpoints_and_rollback, global_norm, job_comple
 from pslite.coordinator.failures import allreduce_repair, failover, stall_handling
 from pslite.coordinator.membership import (
     barrier,
-    finished_workers,
     joining_and_start,
     membership_plans,
     work_reassignment,
@@ -59,7 +58,7 @@ HANDLERS: dict[type, Callable[[Job, MemberState, Any], None]] = {
     Broken: allreduce_repair.broke,
     Copies: failover.take_copies,
     Digests: job_completion.take_digests,
-    Finished: finished_workers.finished,
+    Finished: work_reassignment.finished,
     Norm: global_norm.add,
     NotSaved: checkpoints_and_rollback.not_saved,
     Promoted: failover.promoted,

@@ -1,10 +1,14 @@
-"""Status of a job, as its coordinator reports it."""
+"""Status of a job, as its coordinator reports it, and the contract of membership sources, which are told it.
+
+A membership source says which tasks should be members of a job: dl2d, a schedule, or MXNet.
+"""
 
 from __future__ import annotations
 
 import enum
 import signal
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -131,3 +135,30 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     starting: list[str] | None = None
     #: the result is known: all members end, and none is replaced
     ending: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the source of members asks for. `members` None: everybody who joins becomes a member."""
+
+    members: frozenset[str] | None = None
+    stop: bool = False
+    #: why the job ends (`stop`), where it was not cancelled
+    reason: str = ""
+    heartbeat_seconds: float = 1.0
+
+
+class MembershipSource(Protocol):
+    """Decides which tasks should be members of a job, and takes the reports of its coordinator."""
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """The coordinator listens at `address`. `wake` may be called from any thread to have `exchange` called soon."""
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Take the status without waiting; return the newest request, None if there is none yet.
+
+        `status` has every plan ever finished and every member that ever left; `urgent` says that something has changed
+        that must be reported at once.
+        """
+
+    def close(self, status: Status) -> None:
+        """The job is over; may wait a bounded time until the last status is delivered."""

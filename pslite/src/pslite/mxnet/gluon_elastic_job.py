@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from pslite.errors import SpecError, UsageError
 from pslite.job.job_spec import Descent, Part
 from pslite.job.weight_blocks import digest_of_fixed
-from pslite.mxnet.array_memory import reading, trainable, write
-from pslite.mxnet.row_sparse_arrays import STYPE, rows_of
+from pslite.mxnet.arrays import STYPE, reading, rows_of, trainable, write
 from pslite.numeric.gradient_sums import Bundle
 from pslite.worker.elastic_job_base import Indices, Kind, LoopJob, LoopSettings, segments_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from pslite.coordinator.membership import finished_workers, membership_plans
+from pslite.coordinator.membership import membership_plans, work_reassignment
 from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.job_state import MemberState, PendingPlan
 from pslite.incident_limits import MAX_BREAKS, Incident
@@ -18,7 +18,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
         job.give_up(member, text)
         _make_group(job, text, "the others go on without it; nothing is lost")
         return
-    finished_workers.lose_finished(job, member, text)
+    work_reassignment.lose_finished(job, member, text)
 
 
 def _make_group(job: Job, what: str, then: str) -> None:

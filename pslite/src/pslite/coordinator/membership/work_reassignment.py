@@ -1,4 +1,7 @@
-"""Work of dead workers: others push their part of the step under way, and of those until the next plan."""
+"""Work of dead workers: others push their part of the step under way, and of those until the next plan.
+
+Workers that have the last version that they compute have finished; the job continues without one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,32 @@ from collections import Counter
 from collections.abc import Collection
 
 from pslite.coordinator import checkpoints_and_rollback
-from pslite.coordinator.membership import finished_workers, membership_plans
+from pslite.coordinator.membership import membership_plans
 from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.job_state import MemberState, Reassignment
 from pslite.job.membership_plan import Plan, reduction
-from pslite.net.messages import Reassign, Reassigned
+from pslite.net.messages import Finished, Reassign, Reassigned
+
+
+def finished(job: Job, member: MemberState, message: Finished) -> None:
+    """A worker has the last version that it computes."""
+    member.finished, member.chief, member.finished_at = True, message.chief, member.heard
+    member.finished_version = message.version
+    job.state.version = max(job.state.version, message.version)
+
+
+def lose_finished(job: Job, member: MemberState, text: str) -> None:
+    """Continue without a worker that has the last version; fail if it was to write files and no other one can."""
+    state = job.state
+    member.state = "left"
+    others = any(state.members[task].present for task in state.workers_left(state.plan))
+    if not member.chief:
+        job.say(f"{text}; it had finished")
+    elif state.complete and not state.dismissed and others:
+        member.chief = False
+        job.say(f"{text}; it had finished, and another worker writes files")
+    else:
+        job.fail(f"{text}, before it had written what the script saves at its end")
 
 
 def lose_worker(job: Job, member: MemberState, text: str) -> None:
@@ -21,7 +45,7 @@ def lose_worker(job: Job, member: MemberState, text: str) -> None:
     """
     state = job.state
     if member.finished and (state.complete or job.spec.open):
-        finished_workers.lose_finished(job, member, text)
+        lose_finished(job, member, text)
         return
     if state.pending is not None and state.pending.phase == "preparing":
         membership_plans.abort(job, state.pending, text)

@@ -10,10 +10,9 @@ import msgspec
 
 from pslite.incident_limits import Incident
 from pslite.job.job_spec import JobSpec
-from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Result, Role
+from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Reply, Result, Role
 from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
-from pslite.job.membership_source import Reply
 from pslite.job.weight_blocks import Block, cut
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel

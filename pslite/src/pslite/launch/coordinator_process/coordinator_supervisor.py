@@ -1,7 +1,8 @@
 """Supervisor of a job's coordinator: runs it in a child process, and another one from its log when it dies or hangs.
 
 The supervisor itself does little: it holds the listening socket, so that members that connect in the meantime wait in
-its queue, and the tasks that it has started on this machine, so that they keep their parent process.
+its queue, and the tasks that it has started on this machine, so that they keep their parent process. Over a channel
+between the two it gives the coordinator the membership source and forwards signals.
 """
 
 from __future__ import annotations
@@ -24,24 +25,127 @@ import msgspec
 
 from pslite.coordinator import Coordinator
 from pslite.coordinator.state.state_log_entries import decode
-from pslite.errors import Cancelled, PsliteError, UsageError
+from pslite.errors import Cancelled, Fenced, PsliteError, UsageError
 from pslite.incident_limits import MAX_DEATHS, Incident
-from pslite.job.membership_source import MembershipSource
+from pslite.job.job_status import MembershipSource, Reply, Status
+from pslite.job.message_base_class import WireRecord
 from pslite.job.printable_text import flush_output, tell
-from pslite.launch.coordinator_process.coordinator_supervisor_channel import (
-    MAX_BYTES,
-    FromCoordinator,
-    Request,
-    Started,
-    StatusMessage,
-    SupervisorChannel,
-    Terminate,
-)
 from pslite.launch.coordinator_process.local_tasks import LocalTasks
 from pslite.launch.daemon_connection.membership_from_daemon import report_failure
 from pslite.launch.signals import ENDING, OWN, handled
 from pslite.net.message_framing import Channel, Inbox
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
+
+#: the shortest time between two statuses that are not urgent, in seconds
+_STATUS_SECONDS = 0.1
+_CLOSE_SECONDS = 5.0
+MAX_BYTES = 64 << 20
+
+
+class Started(WireRecord, tag=True):
+    """From the coordinator: the address and token at which members join."""
+
+    address: str
+    token: bytes
+
+
+class StatusMessage(WireRecord, tag=True):
+    """From the coordinator, several times a second: it is alive, and the status of the job if the supervisor has tasks.
+
+    `last` when the job is over, while members and the daemon have not yet taken that.
+    """
+
+    status: Status | None
+    urgent: bool
+    last: bool = False
+
+
+class Request(WireRecord, tag=True):
+    """From the supervisor: what its membership source asks for."""
+
+    reply: Reply
+
+
+class Terminate(WireRecord, tag=True):
+    """From the supervisor: it has received that signal, so the job is to end."""
+
+    number: int
+
+
+#: what a coordinator sends
+FromCoordinator = Started | StatusMessage
+
+
+@dataclass(eq=False)
+class SupervisorChannel:
+    """The coordinator's end: the membership source of the job, which forwards to those that decide."""
+
+    #: connected to the supervisor
+    sock: socket.socket
+    #: whether a new supervisor may continue the job from the log; then the coordinator ends silently if this one dies
+    followed: bool
+    #: whether the supervisor starts the tasks: then its requests count, and it is sent every status
+    has_tasks: bool
+    #: a membership source in the coordinator's own process; its requests count if the supervisor has no tasks
+    source: MembershipSource | None
+    #: the signal that ends the job
+    ending: int = 0
+    _reply: Reply | None = None
+    _sent_at: float = 0.0
+    _orphaned: bool = False
+
+    def __post_init__(self) -> None:
+        self._channel: Channel[Request | Terminate] = Channel(self.sock, Inbox(Request | Terminate, MAX_BYTES))
+
+    def start(self, address: str, token: bytes, wake: Callable[[], None]) -> None:
+        """Have the supervisor start its tasks, and the source."""
+        self._channel.send(Started(address, token))
+        if self.source is not None:
+            self.source.start(address, token, wake)
+
+    def exchange(self, status: Status, *, urgent: bool) -> Reply | None:
+        """Forward the status; return the newest request.
+
+        Raises
+        ------
+        Cancelled
+            the job is to end.
+        Fenced
+            the supervisor has died, and another coordinator may continue the job.
+
+        """
+        self._receive()
+        now = time.monotonic()
+        if not self._channel.unsent and (urgent or now - self._sent_at >= _STATUS_SECONDS):
+            self._sent_at = now
+            self._channel.send(StatusMessage(status if self.has_tasks else None, urgent))
+        self._channel.flush()
+        reply = self.source.exchange(status, urgent=urgent) if self.source is not None else None
+        return self._reply if self.has_tasks else reply
+
+    def _receive(self) -> None:
+        messages, still_open = self._channel.receive()
+        for message in messages:
+            if isinstance(message, Request):
+                self._reply = message.reply
+            elif not self.ending:
+                self.ending = message.number
+                raise Cancelled(signal.Signals(message.number).name)
+        if not still_open and not self.ending:
+            if self.followed:
+                raise Fenced("dl2-run has died, and may be started again")
+            self.ending, self._orphaned = signal.SIGKILL, True
+            raise Cancelled("dl2-run has died")
+
+    def close(self, status: Status) -> None:
+        """Report how the job has ended, unless the supervisor has died, which the daemon sees by itself."""
+        if self._orphaned:
+            return
+        self.sock.settimeout(_CLOSE_SECONDS)
+        self._channel.send(StatusMessage(status if self.has_tasks else None, urgent=True, last=True))
+        if self.source is not None:
+            self.source.close(status)
+
 
 #: environment variable with the folder of the log, and its value for no log
 STATE_VARIABLE = "DL2_STATE"

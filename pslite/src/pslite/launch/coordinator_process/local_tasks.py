@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pslite.job.job_status import Role, Status
-from pslite.job.membership_source import Reply
+from pslite.job.job_status import Reply, Role, Status
 from pslite.launch.gpus import VISIBLE, gpu_for_task, visible_gpus
 
 #: how long members may take to end by themselves when the job is over, and tasks that have not joined by then

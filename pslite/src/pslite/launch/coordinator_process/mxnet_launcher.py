@@ -11,8 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 
 from pslite.errors import UsageError
-from pslite.job.job_status import Status
-from pslite.job.membership_source import Reply
+from pslite.job.job_status import Reply, Status
 from pslite.launch.environment_parsing import need
 from pslite.net.authentication import parse_token
 from pslite.net.tcp_sockets import listen

@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.launch.daemon_connection.daemon_http import CERTIFICATE_VARIABLE, is_loopback
-from pslite.launch.daemon_connection.loopback_peer_uid import UID_VARIABLE
+from pslite.launch.daemon_connection.daemon_http import CERTIFICATE_VARIABLE, UID_VARIABLE, is_loopback
 
 DAEMON_VARIABLE = "DL2_DAEMON"
 _NAME = "dl2d/job-api.json"

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from pslite.errors import UsageError
-from pslite.job.job_status import Status
-from pslite.job.membership_source import MembershipSource, Reply
+from pslite.job.job_status import MembershipSource, Reply, Status
 from pslite.launch.daemon_connection.daemon_address_file import renew_certificate
 from pslite.launch.daemon_connection.daemon_http import fetch
 

@@ -31,9 +31,8 @@ import psutil
 from pslite.errors import UsageError
 from pslite.job.environment_passed_to_tasks import NODE_VARIABLES
 from pslite.job.job_status import TERMINATED
-from pslite.launch.daemon_connection.daemon_http import error_text, fetch
+from pslite.launch.daemon_connection.daemon_http import UID_VARIABLE, error_text, fetch
 from pslite.launch.daemon_connection.job_registration import Registration, register
-from pslite.launch.daemon_connection.loopback_peer_uid import UID_VARIABLE
 from pslite.launch.environment_parsing import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
 from pslite.launch.signals import ENDING, handled
 from pslite.launch.task_process.resource_usage import family, kill

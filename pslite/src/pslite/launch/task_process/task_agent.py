@@ -1,4 +1,7 @@
-"""Task agent: starts the process of one task, monitors it, forwards signals, and reports its end to the coordinator."""
+"""Task agent: starts the process of one task, monitors it, forwards signals, and reports its end to the coordinator.
+
+Its connection to the coordinator is reopened when it breaks, since another coordinator may take over.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,109 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pslite.errors import PsliteError
 from pslite.job.job_status import Cause
 from pslite.job.member_measurements import Usage, in_words
 from pslite.launch.gpus import open_gpus
 from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
-from pslite.launch.task_process.agent_connection import AgentConnection
 from pslite.launch.task_process.exit_status import ExitStatus, LogTail, OomKills, classify, oom_kills, open_tail
 from pslite.launch.task_process.resource_usage import ProcessMonitor, family, kill
-from pslite.net.authentication import Identity
-from pslite.net.messages import AgentExit, AgentUsage
+from pslite.net.authentication import Identity, connect
+from pslite.net.message_framing import Channel, Inbox
+from pslite.net.messages import MAX_CONTROL_BYTES, AgentExit, AgentUsage, FromCoordinator, JobEnded, Message, Noted
+
+_PAUSE_SECONDS = 0.01
+
+
+@dataclass(eq=False)
+class AgentConnection:
+    """Reports about one task to the coordinator; may be used from any thread."""
+
+    #: the task's
+    identity: Identity
+    #: host:port of the coordinator
+    address: str
+    #: whether the coordinator has ever been reached
+    reached: bool = False
+    #: whether the job goes on without the task, whose process has to end
+    given_up: bool = False
+    #: whether the coordinator has ended since the job was cancelled; not if another one has taken its place
+    cancelled: bool = False
+    _channel: Channel[FromCoordinator] | None = None
+    _noted: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self, seconds: float) -> str:
+        """Connect within `seconds`; return the reason of a failure, "" for success."""
+        try:
+            sock, _ = connect(self.address, self.identity, "agent", timeout=seconds)
+        except PsliteError as error:
+            return str(error)
+        with self._lock:
+            self.reached = True
+            if self._channel is None:
+                self._channel = Channel(sock, Inbox(FromCoordinator, MAX_CONTROL_BYTES))
+                self.cancelled = False
+            else:
+                sock.close()  # another thread has connected first
+        return ""
+
+    def poll(self) -> bool:
+        """Receive messages; return whether the connection is open."""
+        with self._lock:
+            channel = self._channel
+            if channel is None:
+                return False
+            try:
+                messages, still_open = channel.receive()
+            except PsliteError:
+                messages, still_open = [], False
+            self._noted |= any(isinstance(message, Noted) for message in messages)
+            ends = [message.cancelled for message in messages if isinstance(message, JobEnded)]
+            self.cancelled |= any(ends)
+            self.given_up |= not all(ends)
+            if still_open:
+                channel.flush()
+            else:
+                self._channel = None
+                channel.close()
+            return still_open
+
+    def send(self, message: Message) -> None:
+        """Send a message; drop it if an earlier one is still unsent, so that messages do not pile up."""
+        with self._lock:
+            if self._channel is not None and not self._channel.unsent:
+                self._channel.send(message)
+
+    def report(self, message: AgentExit, seconds: float, reach: float) -> bool:
+        """Report how the task ended; return whether the coordinator acknowledged it within `seconds`.
+
+        Without a connection, one must be established within `reach` seconds.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.poll():
+                if self._noted:
+                    break
+                # a process that ends at once may be faster than this connection
+                if self.open(min(reach, max(0.0, deadline - time.monotonic()))):
+                    break
+            with self._lock:
+                if self._channel is not None:
+                    self._channel.send(message)
+            while not self._noted and time.monotonic() < deadline and self.poll():
+                time.sleep(_PAUSE_SECONDS)
+            if self._noted:
+                break
+        return self._noted
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+
 
 #: time limits for the coordinator to acknowledge the report of a failure, and to be reached again after a success
 _REPORT_SECONDS, _QUICK_SECONDS = 2.0, 0.2

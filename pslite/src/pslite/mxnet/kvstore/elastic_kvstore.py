@@ -9,12 +9,12 @@ from mxnet import autograd
 from mxnet.kvstore import KVStore, KVStoreBase
 
 from pslite.errors import UsageError
+from pslite.mxnet.arrays import STYPE, numbers_of
 from pslite.mxnet.elastic_data_sampler import session_for_kvstore
 from pslite.mxnet.kvstore import optimizer_states
 from pslite.mxnet.kvstore.key_table import Key, listed, pairs
 from pslite.mxnet.kvstore.kvstore_job import KVStoreJob
 from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
-from pslite.mxnet.row_sparse_arrays import STYPE, numbers_of
 from pslite.worker.elastic_job_base import OpenSession
 
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from pslite.errors import UsageError
 from pslite.job.job_spec import MAX_SHARDS, DType, JobSpec, Mean, Optimizer, Part, Segment, Sum, block_bytes_for
 from pslite.job.weight_blocks import digest_of_fixed
-from pslite.mxnet.array_memory import near, reading, trainable
+from pslite.mxnet.arrays import dense, is_sparse, lazy, near, reading, table_part, trainable
 from pslite.mxnet.optimizer_translation import rule_of
-from pslite.mxnet.row_sparse_arrays import dense, is_sparse, lazy, table_part
 from pslite.numeric.gradient_sums import Bundle
 
 Array = NDArray[Any]

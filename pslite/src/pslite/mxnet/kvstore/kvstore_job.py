@@ -16,7 +16,7 @@ import numpy as np
 
 from pslite.errors import UsageError
 from pslite.launch.environment_parsing import durability_of
-from pslite.mxnet.array_memory import reading
+from pslite.mxnet.arrays import reading
 from pslite.mxnet.kvstore import optimizer_states
 from pslite.mxnet.kvstore.key_table import Array, Key, KeyTable, KeyTensor, Places
 from pslite.mxnet.kvstore.step_exchange import StepExchange

@@ -10,9 +10,8 @@ import mxnet as mx
 import numpy as np
 
 from pslite.job.weight_blocks import Block
-from pslite.mxnet.array_memory import Array, add_up, gather, memory, near, reading, write
+from pslite.mxnet.arrays import Array, add_up, gather, memory, near, reading, rows_of, write
 from pslite.mxnet.kvstore.key_table import Key, KeyTensor, Places
-from pslite.mxnet.row_sparse_arrays import rows_of
 from pslite.numeric.gradient_sums import Bundle
 from pslite.worker.elastic_job_base import OpenSession
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import mxnet as mx
 
-from pslite.mxnet.array_memory import memory, reading, write
+from pslite.mxnet.arrays import memory, put, reading, write
 from pslite.mxnet.kvstore.key_table import Array, KeyTable, KeyTensor, Places
 from pslite.mxnet.kvstore.optimizer_states import part_of, whole_state
-from pslite.mxnet.row_sparse_arrays import put
 from pslite.worker.elastic_job_base import OpenSession
 
 
