@@ -36,7 +36,7 @@ def cut_control(member: Server | Worker | AllReduceWorker) -> None:
 def cut_coordinator(coordinator: Coordinator) -> None:
     """Cut all connections of a coordinator; from any thread."""
     cut_off([connection.sock for connection in list(coordinator._connections)])
-    coordinator._wake()
+    coordinator._wakeup.wake()
 
 
 def lose_control(coordinator: Coordinator, task: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 import time
@@ -48,6 +47,7 @@ from pslite.net.messages import (
 from pslite.net.reliable_channel import ReliableChannel
 from pslite.net.tcp_sockets import listen
 from pslite.net.tls import Encryption, contexts
+from pslite.net.wakeup import Wakeup
 from pslite.storage.coordinator_log import CoordinatorLog
 from pslite.storage.disk_thread import DiskThread
 
@@ -123,10 +123,10 @@ class Coordinator:
         self._director = director
         settings = settings or Settings()
         listener = listener or listen(host)
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._log = LogWriter(log, say, DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "log")))
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = Wakeup(self._selector)
+        wake = self._wakeup.wake
+        self._log = LogWriter(log, say, DiskThread(wake, lambda: self._faults.reached(FaultPoint.DISK, "log")))
         written = self._log.last_state()
         #: whether the job was begun by another coordinator
         self._follows = written is not None
@@ -136,7 +136,7 @@ class Coordinator:
         balance = LoadBalancer(settings.rule, settings.balance)
         #: by task, the connection of its task agent
         self._agents: dict[str, _Connection] = {}
-        disk = DiskThread(self._wake, lambda: self._faults.reached(FaultPoint.DISK, "checkpoint"))
+        disk = DiskThread(wake, lambda: self._faults.reached(FaultPoint.DISK, "checkpoint"))
         self._job = Job(
             state,
             settings,
@@ -148,7 +148,6 @@ class Coordinator:
             then=self._log.then,
             disk=disk,
         )
-        self._selector = selectors.DefaultSelector()
         self._listener = HandshakeListener(
             self._selector, listener, acceptor=self._acceptor, welcome=self._welcome, say=say
         )
@@ -176,10 +175,9 @@ class Coordinator:
     def run(self) -> Status:
         """Run the job to its end; the returned status is `finished`, `failed` or `cancelled`."""
         state = self._job.state
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._woken)
         self._job.say(f"coordinator of {self._name} listens on {state.address}")
         try:
-            self._director.start(state.address, self._token, self._wake)
+            self._director.start(state.address, self._token, self._wakeup.wake)
             while not state.over:
                 self._poll(self._job.settings.look)
                 self._tick()
@@ -213,7 +211,7 @@ class Coordinator:
         for connection in list(self._connections):
             self._drop(connection)
         self._listener.close()
-        for closable in (self._wake_writer, self._wake_reader, self._selector):
+        for closable in (self._selector, self._wakeup):
             closable.close()
 
     def _poll(self, seconds: float) -> None:
@@ -241,14 +239,6 @@ class Coordinator:
     def _write_and_send(self) -> None:
         """Begin to write the state to the log, and send the messages that follow from what is written."""
         self._log.write(self._job, [each.member.channel for each in self._connections if each.member is not None])
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_writer.send(b"x")
-
-    def _woken(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(256)
 
     def _tick(self) -> None:
         """Do what is due, send what follows from it, and exchange status and wanted tasks with the source."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import selectors
 import socket
 import struct
 import zlib
@@ -243,6 +244,8 @@ class Link:
         #: the peer's shared memory, by number
         self.regions: dict[int, MappedMemory] = {}
         self._out: deque[memoryview] = deque()
+        #: whether a selector waits until the socket is writable
+        self._awaited = False
         #: open files that go with queued headers, by the latter's identity, and what has come
         self._handing: dict[int, int] = {}
         self._descriptors: list[int] = []
@@ -286,6 +289,12 @@ class Link:
             return False
         except OSError as error:
             raise PeerLost(f"connection to {self.task} broke: {error.strerror}") from error
+
+    def await_room(self, selector: selectors.BaseSelector) -> None:
+        """Have a selector, which reports what comes, also wait for room in the socket as long as bytes are unsent."""
+        if self.unsent != self._awaited:
+            self._awaited = self.unsent
+            selector.modify(self.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._awaited else 0), self)
 
     def _gather(self) -> None:
         """Send what is queued, in one call; an open file goes with the first byte of its header."""

@@ -51,8 +51,6 @@ class Connections:
     #: members that the coordinator has reported dead
     dead: set[str] = field(default_factory=set)
     _all: dict[Link, None] = field(default_factory=dict)
-    #: connections for which the selector waits until the socket is writable
-    _writing: set[Link] = field(default_factory=set)
     #: members whose connection is broken: time (monotonic, seconds) and reason
     _broken: dict[str, tuple[float, str]] = field(default_factory=dict)
     #: members that have violated the protocol
@@ -109,7 +107,6 @@ class Connections:
         """Close a connection; nothing if it is closed."""
         if link in self._all:
             del self._all[link]
-            self._writing.discard(link)
             self.selector.unregister(link.sock)
             link.close()
             for links in (self.accepted, self.opened):
@@ -172,10 +169,7 @@ class Connections:
                 except PeerLost as error:
                     self._lose(link, str(error))
                     continue
-            if link.unsent != (link in self._writing):
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-                self.selector.modify(link.sock, events, link)
-                (self._writing.add if link.unsent else self._writing.discard)(link)
+            link.await_room(self.selector)
 
     def _lose(self, link: Link, reason: str) -> None:
         """Close a broken connection; `check_timeouts` reports it later if it is needed and stays broken."""

@@ -51,6 +51,7 @@ from pslite.net.messages import (
 )
 from pslite.net.tcp_or_unix_socket import machine
 from pslite.net.tensor_frames import Link
+from pslite.net.wakeup import Wakeup
 from pslite.server.async_rounds import AsynchronousRounds
 from pslite.server.block_handoff import Handoff
 from pslite.server.block_step import StepMaker
@@ -160,8 +161,8 @@ class Server:
         self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
         #: numbers of plans that the coordinator has aborted; one may still be in preparation
         self._aborted: set[int] = set()
-        #: other threads write to one of these when they queue a result, which wakes the selector, which reads the other
-        self._wake_reader, self._wake_writer = socket.socketpair()
+        #: wakes the selector when another thread queues a result
+        self._wakeup = Wakeup(self._selector, self._take_results)
         #: whether `Exit` has arrived
         self._exiting = False
         #: exit status; None until the last checkpoint is written
@@ -182,9 +183,7 @@ class Server:
 
         """
         meter = self._state.meter
-        self._wake_reader.setblocking(False)
         self._control.watch(self._selector, self._read_control)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._take_results)
         try:
             steps_wait = False
             # even after `Exit`, until the coordinator has confirmed all messages of this server
@@ -223,7 +222,7 @@ class Server:
                 block.arena.keep()  # workers may still have to read the last weights in it
         self._close_unused()
         self._connections.close()
-        for closable in (self._control, self._wake_writer, self._wake_reader, self._selector):
+        for closable in (self._control, self._selector, self._wakeup):
             closable.close()
 
     def _do_what_is_due(self) -> None:
@@ -265,8 +264,7 @@ class Server:
     def _queue_result(self, result: _Result) -> None:
         """Queue a result for the loop; called by other threads."""
         self._results.put(result)
-        with contextlib.suppress(OSError):
-            self._wake_writer.send(b"x")
+        self._wakeup.wake()
         if self._closed:
             self._close_unused()
 
@@ -279,8 +277,7 @@ class Server:
                     result.close()
 
     def _take_results(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(256)
+        self._wakeup.clear()
         while not self._results.empty():
             result = self._results.get()
             if isinstance(result, Nack | Saved | NotSaved | Digests):

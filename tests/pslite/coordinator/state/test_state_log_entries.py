@@ -23,8 +23,8 @@ from pslite.storage.disk_thread import DiskThread
 #: attributes of a coordinator and its job, and why the next coordinator need not know them: the rest is in the state
 FORGOTTEN = {
     "its own": {
-        "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wake_out",
-        "wake_in", "follows", "urgent", "ticked", "lenient_until", "lenient", "faults",
+        "name", "token", "director", "settings", "say", "encrypt", "selector", "listener", "log", "wakeup",
+        "follows", "urgent", "ticked", "lenient_until", "lenient", "faults",
         "reconnected", "disk", "completing", "last_checkpoint_since",
         "then",
     },

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 
@@ -14,6 +13,7 @@ from pslite.job.membership_plan import Member
 from pslite.net.authentication import Identity
 from pslite.net.server_connections_with_retry import ServerConnections
 from pslite.net.tensor_frames import Header, Link, Receiver
+from pslite.net.wakeup import Wakeup
 from pslite.worker.ps.known_plans import PlanTable
 
 #: Seconds between two calls of `check` while nothing comes; shorter while a connection to a server is broken.
@@ -51,15 +51,13 @@ class DataPlane:
         self._faults = faults
         self._opener = ServerConnections(opened, faults)
         self._selector = selectors.DefaultSelector()
-        self._writing: set[Link] = set()
         #: servers whose connections have ended and are opened again
         self._reopening: set[str] = set()
         #: servers in doubt: since when and why, until they answer again or the coordinator has said what is so
         self._doubted: dict[str, tuple[float, str]] = {}
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        self._wakeup = Wakeup(self._selector)
+        #: has `pump` call `check`; from any thread
+        self.wake = self._wakeup.wake
 
     # --- the event loop -------------------------------------------------------------------------------------------
 
@@ -72,20 +70,14 @@ class DataPlane:
                 return
             self._faults.reached(FaultPoint.WAIT)
             ready = self._selector.select(_DOUBT_WAIT_SECONDS if self._doubted else _WAIT_SECONDS)
-            if any(key.data is None for key, _ in ready):
+            if any(not isinstance(key.data, Link) for key, _ in ready):
                 # before any frame: it may be of the plan that has just been prepared
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_reader.recv(256)
+                self._wakeup.clear()
                 check()
             for key, mask in ready:
                 link = key.data
-                if link is not None and mask & selectors.EVENT_READ and link.open:
+                if isinstance(link, Link) and mask & selectors.EVENT_READ and link.open:
                     self._receive(link)
-
-    def wake(self) -> None:
-        """Have `pump` call `check`; from any thread."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_writer.send(b"x")
 
     def _receive(self, link: Link) -> None:
         try:
@@ -105,9 +97,7 @@ class DataPlane:
         except PeerLost as error:
             self._lost(link, str(error))
             return
-        if link.unsent != (link in self._writing):
-            self._selector.modify(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0), link)
-            (self._writing.add if link.unsent else self._writing.discard)(link)
+        link.await_room(self._selector)
 
     def send(self, server: str, header: Header, *payload: memoryview) -> None:
         """Queue a frame; one without a connection, or its successor, is sent or asked later for what it lacks."""
@@ -189,7 +179,7 @@ class DataPlane:
         self._opener.close()
         for link in list(self.links.values()):
             link.close()
-        for closable in (self._selector, self._wake_writer, self._wake_reader):
+        for closable in (self._selector, self._wakeup):
             closable.close()
 
     def _lost(self, link: Link, reason: str) -> None:
@@ -212,7 +202,6 @@ class DataPlane:
         if self.links.get(link.task) is link:
             del self.links[link.task]
             self._opener.lost(link)
-        self._writing.discard(link)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link.sock)
         link.close()
