@@ -14,7 +14,7 @@ def doubled(seconds: float, failures: int, most: float) -> float:
 
 
 #: Which field of ``StartFailures`` counts an attempt.
-AttemptKind = Literal["attempts", "from_outside", "not_counted"]
+AttemptKind = Literal["own", "from_outside", "only_delaying"]
 
 
 class StartFailures(NamedTuple):
@@ -22,7 +22,7 @@ class StartFailures(NamedTuple):
 
     #: Attempts in which tasks ended, or that the resource manager refused since it never starts such tasks, or in which
     #: the start of the job's anchor ended with an unexpected error; so many (``Timeouts.start_failures``) end the job.
-    attempts: int = 0
+    own: int = 0
     #: How the last attempt ended.
     last: str = ""
     #: When the last attempt ended, seconds since 1970.
@@ -32,7 +32,7 @@ class StartFailures(NamedTuple):
     from_outside: int = 0
     #: Attempts that only delay the next one: the resource manager refused the starts, tasks were preempted, the job was
     #: training, or the start of its anchor ended with an error of the daemon's machine.
-    not_counted: int = 0
+    only_delaying: int = 0
 
     def after(self, kind: AttemptKind, last: str, at: float) -> StartFailures:
         """These failures and one more attempt, which ended as ``last`` says."""
@@ -42,12 +42,12 @@ class StartFailures(NamedTuple):
     @property
     def counted(self) -> int:
         """Number of attempts that count towards the end of the job: all of the first kind, a tenth of the second."""
-        return self.attempts + self.from_outside // 10
+        return self.own + self.from_outside // 10
 
     @property
     def in_a_row(self) -> int:
         """Number of attempts of all kinds."""
-        return self.attempts + self.from_outside + self.not_counted
+        return self.own + self.from_outside + self.only_delaying
 
     def retry_at(self, backoff_seconds: float) -> float:
         """When the next attempt may begin: after ``backoff_seconds``, doubled with each further failure.

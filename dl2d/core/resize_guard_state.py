@@ -10,8 +10,8 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.jobs import JobKey
 
 
-class NodeRefusal(NamedTuple):
-    """Consecutive attempts to start a task of a job on a node, which the resource manager refused, or which failed."""
+class NodeTrouble(NamedTuple):
+    """Consecutive attempts to start a task of a job on a node that the resource manager refused, or that failed."""
 
     attempts: int
     #: When the last one was refused or failed, seconds since 1970.
@@ -56,7 +56,7 @@ class GuardState:
     #: Failed attempts to start tasks, of jobs that have any.
     start_failures: Mapping[JobKey, StartFailures] = field(default_factory=dict)
     #: Nodes that were refused to a job, or on which tasks of it failed or did not start, by name of the node.
-    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]] = field(default_factory=dict)
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeTrouble]] = field(default_factory=dict)
     #: By what it is, in words for users.
     learned_limits: Mapping[str, LearnedLimit] = field(default_factory=dict)
     #: When each job of the resource manager was last asked to stop, by handle and submit time (``17.1795253932``).

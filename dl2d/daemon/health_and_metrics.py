@@ -191,7 +191,7 @@ class Health:
         self._idle.set(waiting)
         self._idle_seconds.set(seconds)
         self._set_aside.set(report.set_aside is not None)
-        self._canary_jobs.set(len(report.slot_decision.group or ()))
+        self._canary_jobs.set(len(report.slot_decision.canary_jobs or ()))
 
     def compared(self, found: CanaryComparison) -> None:
         """The groups of a canary were compared."""

@@ -60,7 +60,7 @@ from dl2d.tick.record import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders
-from dl2d.tick.tick_state import TickState
+from dl2d.tick.tick_state import ReconcileHistory, TickState
 from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress, default_file
 
 log = structlog.get_logger()
@@ -186,7 +186,7 @@ class Daemon(AbstractContextManager["Daemon"]):
             self._last_slot_at, self._began = math.inf if last is None else last.at, timer()
             self._state = TickState(
                 slot=store.last_slot_number(),
-                ended_until=None if last is None else last.at - LOOK_BACK_SECONDS,
+                reconcile_history=ReconcileHistory(ended_until=None if last is None else last.at - LOOK_BACK_SECONDS),
             )
             store.registry.lose_runs(clock())
             self._learner = Learner(store.registry, learner, clock=clock, mode=lambda: self._settings.mode)

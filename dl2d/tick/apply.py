@@ -160,7 +160,7 @@ def start_anchors(
             continue
         answer = _start_anchor(context, job, at)
         if isinstance(answer, StartFailed):
-            kind: AttemptKind = "not_counted" if isinstance(answer, MachineFault) else "attempts"
+            kind: AttemptKind = "only_delaying" if isinstance(answer, MachineFault) else "own"
             counted[job.key] = known.after(kind, str(answer), at)
         elif not isinstance(answer, Unavailable):
             counted.pop(job.key, None)

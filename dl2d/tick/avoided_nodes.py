@@ -16,7 +16,7 @@ from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
-from dl2d.core.resize_guard_state import GuardState, NodeRefusal
+from dl2d.core.resize_guard_state import GuardState, NodeTrouble
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TaskChange
@@ -37,7 +37,7 @@ _MAX_FAILING_COMBINATIONS = 16
 _MAX_PACKINGS = 32
 
 
-def _retry_at(refusal: NodeRefusal) -> float:
+def _retry_at(refusal: NodeTrouble) -> float:
     """When the job may ask for its next task on the node, seconds since 1970."""
     return refusal.at + doubled(_AVOID_SECONDS, refusal.attempts, _MAX_AVOID_SECONDS)
 
@@ -110,22 +110,22 @@ def remember_refused_starts(guard_state: GuardState, outcome: Outcome, at: float
 
 
 def _avoided_nodes(
-    known: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    known: Mapping[JobKey, Mapping[str, NodeTrouble]],
     refused: Mapping[JobKey, Mapping[str, str]],
     jobs: Iterable[JobKey],
     at: float,
     failed: Mapping[JobKey, Mapping[str, str]] = MappingProxyType({}),
-) -> dict[JobKey, Mapping[str, NodeRefusal]]:
+) -> dict[JobKey, Mapping[str, NodeTrouble]]:
     """The next ``GuardState.avoided_nodes`` of ``jobs``, with the nodes that were ``refused`` and those where tasks
     ``failed`` or did not start, and why, by name.
     """
-    kept: dict[JobKey, Mapping[str, NodeRefusal]] = {}
+    kept: dict[JobKey, Mapping[str, NodeTrouble]] = {}
     for job in jobs:
         nodes = dict(known.get(job, {}))
         for is_failed, reasons in ((True, failed), (False, refused)):
             for node, reason in reasons.get(job, {}).items():
                 before = nodes.get(node)
-                nodes[node] = NodeRefusal(1 if before is None else before.attempts + 1, at, reason, is_failed)
+                nodes[node] = NodeTrouble(1 if before is None else before.attempts + 1, at, reason, is_failed)
         remembered = {
             # A time in the future means that the clock was set back.
             node: found._replace(at=min(found.at, at))
@@ -140,7 +140,7 @@ def _avoided_nodes(
 def node_sets(
     jobs: Iterable[Job],
     listing: RmListing,
-    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeTrouble]],
     placement: Placement,
     at: float,
 ) -> tuple[NodeSet, ...]:
@@ -237,7 +237,7 @@ def _least_allocation(job: Job) -> Allocation:
     return smallest._replace(ps=max(smallest.ps, min(job.request.max_ps, 1)))
 
 
-def _common_reason(name: str, refused: Sequence[Mapping[str, NodeRefusal]]) -> str:
+def _common_reason(name: str, refused: Sequence[Mapping[str, NodeTrouble]]) -> str:
     """Why jobs avoid a node, given what each knows of its nodes: no job is shown what became of another one's task."""
     found = refused[0][name]
     if any(each[name].failed != found.failed for each in refused):
@@ -248,7 +248,7 @@ def _common_reason(name: str, refused: Sequence[Mapping[str, NodeRefusal]]) -> s
     return "a task failed there or was not started" if found.failed else "refused"
 
 
-def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeRefusal]]) -> dict[JobKey, frozenset[str]]:
+def _failing_nodes(refused: Mapping[JobKey, Mapping[str, NodeTrouble]]) -> dict[JobKey, frozenset[str]]:
     """Each job's failing nodes, limited to the ``_MAX_FAILING_NODES`` that most jobs have.
 
     Only the ``_MAX_FAILING_COMBINATIONS`` most frequent combinations are kept; a job with another one avoids just the

@@ -22,11 +22,11 @@ def count_failures(
 
     An attempt of a job fails when one of its tasks ends before it has joined. It counts
 
-    - in ``not_counted`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
-    - in ``attempts`` if a task ended by itself;
+    - in ``only_delaying`` if the job trains, that is, has confirmed tasks: it must not end for a failed growth;
+    - in ``own`` if a task ended by itself;
     - else in ``from_outside`` if a task was cancelled or requeued, its node was lost, its coordinator heard nothing of
       it, or it waited and is no longer listed (YARN's manager keeps waiting tasks in memory only);
-    - else in ``not_counted``: a task was preempted.
+    - else in ``only_delaying``: a task was preempted.
 
     Tasks that were asked for before the last failure belong to the attempt that failed then, and do not count again. A
     task that never reached the resource manager does not count, since the job did not cause that.
@@ -36,7 +36,7 @@ def count_failures(
     counted = _without_successes(failures, confirmed, at)
     ended: dict[JobKey, str] = {}
     from_outside: dict[JobKey, str] = {}
-    not_counted: dict[JobKey, str] = {}
+    only_delaying: dict[JobKey, str] = {}
     for change in changes:
         task = before[change.job, change.task]
         if task.asked_at < counted.get(change.job, NO_FAILURES).at:
@@ -47,12 +47,12 @@ def count_failures(
             may_have_waited = task.state is TaskState.ASKED and change.cause is FailureCause.NOT_LISTED
             is_from_outside = may_have_waited or change.cause in _FROM_OUTSIDE
             is_preempted = change.cause is FailureCause.PREEMPTED
-            found = not_counted if is_preempted else from_outside if is_from_outside else ended
+            found = only_delaying if is_preempted else from_outside if is_from_outside else ended
             found[change.job] = f"{change.task}: {change.note or 'no reason given'}"
-    for key, reason in (not_counted | from_outside | ended).items():
-        kind: AttemptKind = "not_counted"
+    for key, reason in (only_delaying | from_outside | ended).items():
+        kind: AttemptKind = "only_delaying"
         if key not in confirmed and key in (ended.keys() | from_outside.keys()):
-            kind = "attempts" if key in ended else "from_outside"
+            kind = "own" if key in ended else "from_outside"
         counted[key] = counted.get(key, NO_FAILURES).after(kind, reason, at)
     return counted
 
@@ -88,7 +88,7 @@ def _without_successes(
         if key not in confirmed:
             counted[key] = known
         elif confirmed[key] < known.at:
-            counted[key] = StartFailures(last=known.last, at=known.at, not_counted=known.in_a_row)
+            counted[key] = StartFailures(last=known.last, at=known.at, only_delaying=known.in_a_row)
     return counted
 
 
@@ -103,6 +103,6 @@ def count_refused(failures: Mapping[JobKey, StartFailures], outcome: Outcome, at
         known = counted.get(failure.job, NO_FAILURES)
         is_new = known.at < at or not known.in_a_row
         if failure.refused and is_new:
-            kind: AttemptKind = "attempts" if failure.never_starts else "not_counted"
+            kind: AttemptKind = "own" if failure.never_starts else "only_delaying"
             counted[failure.job] = known.after(kind, f"{failure.what}: {failure.error}", at)
     return counted

@@ -25,22 +25,22 @@ from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.observation.allocated_resources import with_given
 from dl2d.tick.observation.exclusive_nodes import with_whole_nodes
 from dl2d.tick.observation.observe import LiveJobs, Observed, live_jobs, take_snapshot, without_ending
-from dl2d.tick.observation.task_time_in_state import StateSince, elapsed_times, update_state_since
-from dl2d.tick.reconciliation.compare_store_with_listing import Changes, compare, withdrawn_tasks
+from dl2d.tick.observation.task_time_in_state import elapsed_times, update_state_since
+from dl2d.tick.reconciliation.compare_store_with_listing import Changes, find_changes, withdrawn_tasks
 from dl2d.tick.reconciliation.learned_growth_limits import growth_limits_in_force, remember_growth_limits
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import (
-    Missing,
-    Silence,
-    has_called,
-    update_calling_since,
-)
 from dl2d.tick.reconciliation.queued_tasks import is_queued, starting_jobs
 from dl2d.tick.reconciliation.static_jobs import follow_static_jobs, unlisted_static_jobs
 from dl2d.tick.reconciliation.stop_tasks_and_anchors import ask_to_stop, ended_jobs_to_check
 from dl2d.tick.reconciliation.stray_tasks import strays_of_known_jobs, tasks_of_another_database
 from dl2d.tick.reconciliation.task_matching import match_listing
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import (
+    KeptSize,
+    Unlisted,
+    has_called,
+    update_calling_since,
+)
 from dl2d.tick.tick_context import Context
-from dl2d.tick.tick_state import TickState
+from dl2d.tick.tick_state import ReconcileHistory, TickState
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ log = structlog.get_logger()
 _ACCOUNTING_SECONDS = 600.0
 _ASK_AGAIN_SECONDS = 60.0
 #: The time of a task that does not execute counts only after so many times ``start_seconds``: its node may be booting.
-_BOOT_PERIODS = 2
+_BOOT_ALLOWANCE_FACTOR = 2
 #: How long an anchor that is not listed counts as running while its coordinator reports: coordinators can be started
 #: outside of their batch jobs. After that, accounting is asked how the anchor ended.
 _CALLING_SECONDS = 600.0
@@ -58,9 +58,9 @@ _CALLING_SECONDS = 600.0
 _MIN_USEFUL_SECONDS = 120.0
 
 #: Why a job gets no tasks if its coordinator is requeued in the resource manager's queue (``idle_coordinators``).
-REQUEUED_FOR_ANOTHER_JOB = Silence("its coordinator is being requeued so that another job has room")
+REQUEUED_FOR_ANOTHER_JOB = KeptSize("its coordinator is being requeued so that another job has room")
 #: Why a ``starting`` job gets no other tasks.
-_STARTS_FROM_QUEUE = Silence("others of its first tasks wait in the resource manager's queue")
+_STARTS_FROM_QUEUE = KeptSize("others of its first tasks wait in the resource manager's queue")
 #: How long the resource manager may take to list a requested requeue.
 _LEAVING_SECONDS = 300.0
 
@@ -83,10 +83,10 @@ class Reconciled:
     #: - their coordinator has sent no heartbeat for ``Timeouts.silent_seconds``, or only one since such a gap;
     #: - it was ended from outside, says that its training is done, or is put back into the queue;
     #: - their anchor is ending, suspended, close to its time limit, or not listed any more;
-    #: - they are ``starting``.
-    silent: Mapping[JobKey, Silence]
+    #: - they are in ``starting_from_queue``.
+    kept_sizes: Mapping[JobKey, KeptSize]
     #: Jobs with a coordinator that calls, whose first tasks are started from the resource manager's queue.
-    starting: frozenset[JobKey]
+    starting_from_queue: frozenset[JobKey]
     #: Tasks that wait for any node, which the snapshot does not have.
     queued: tuple[Task, ...]
     #: Jobs whose last attempt to start tasks failed, and whose next attempt has to wait.
@@ -95,8 +95,6 @@ class Reconciled:
     growth_limits: tuple[GrowthLimit, ...]
     #: Whether a task failed in this tick, so that a decision is due.
     task_failed: bool
-    #: Since when each job's coordinator has called without a gap; jobs whose coordinator is silent are left out.
-    calling_since: Mapping[JobKey, float]
     #: The guard's state after this tick; it is in the store.
     guard_state: GuardState
     #: Jobs of the resource manager that are not stopped (``Changes``).
@@ -104,17 +102,18 @@ class Reconciled:
     stray_remarks: tuple[str, ...]
     #: See ``tasks_of_another_database``.
     unknown_tasks: Mapping[str, int]
-    #: Next values of the fields of ``TickState``.
-    missing: Missing
-    unaccounted: Mapping[str, float]
-    state_since: Mapping[str, StateSince]
-    ended_until: float | None
-    last_anchor_tried: JobKey | None
+    #: Next ``TickState.reconcile_history``.
+    history: ReconcileHistory
+
+    @property
+    def start_nothing(self) -> frozenset[JobKey]:
+        """Jobs that keep their size, of which no task would start, not even from the resource manager's queue."""
+        return frozenset(self.kept_sizes.keys() - self.starting_from_queue)
 
     @property
     def unable(self) -> frozenset[JobKey]:
-        """Jobs of which no task would start: their coordinators are silent, or they wait after failed attempts."""
-        return self.backing_off.union(self.silent.keys() - self.starting)
+        """Jobs of which no task would start: they keep their size, or wait after failed attempts."""
+        return self.backing_off | self.start_nothing
 
 
 def reconcile(context: Context, state: TickState, observed: Observed, now: float) -> Reconciled:
@@ -128,7 +127,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         A change could not be made; the next tick makes it.
     """
     store, listing, acts, timeouts = context.store, observed.listing, context.mode.acts, context.timeouts
-    before, silent_seconds = observed.elastic, timeouts.silent_seconds
+    before, history, silent_seconds = observed.elastic, state.reconcile_history, timeouts.silent_seconds
     stored_guard_state = store.guard_state()
     ended_jobs = ended_jobs_to_check(store, before, listing.at)
     match = partial(
@@ -136,36 +135,36 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         cluster=context.cluster, tasks_as_owner=context.tasks_as_owner,
     )  # fmt: skip
     matches = match(listing)
-    unlisted = matches.unlisted - _tasks_that_may_run_unreported(before, listing)
-    missing = state.missing.after(unlisted | unlisted_static_jobs(context, observed), listing, now)
-    gone = missing.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
+    unlisted_tags = matches.unlisted - _tasks_that_may_run_unreported(before, listing)
+    unlisted = history.unlisted.after(unlisted_tags | unlisted_static_jobs(context, observed), listing, now)
+    gone = unlisted.gone(timeouts.unseen_listings, timeouts.unseen_seconds) if not listing.incomplete else frozenset()
     # A tag counts as gone after ``unseen_seconds``; that of an anchor whose coordinator calls, and which may run, after
     # ``_CALLING_SECONDS``; and while accounting cannot say how it ended, after ``_ACCOUNTING_SECONDS`` more.
     calling_unlisted = gone & _calling_anchors(before.jobs, listing.at, timeouts.unseen_seconds)
-    gone -= {tag for tag in calling_unlisted if missing.seconds(tag) < _CALLING_SECONDS}
-    ended, unaccounted = _final_states(context, before, gone, missing, state.unaccounted, calling_unlisted, now)
+    gone -= {tag for tag in calling_unlisted if unlisted.seconds(tag) < _CALLING_SECONDS}
+    ended, unaccounted = _final_states(context, before, gone, unlisted, history.unaccounted, calling_unlisted, now)
     gone -= _tags_with_tasks(before, unaccounted)
     if ended:
         listing = replace(listing, jobs=(*listing.jobs, *ended))
         matches = match(listing)
-    static, ended_until = follow_static_jobs(context, observed, gone, state.ended_until)
+    static, ended_until = follow_static_jobs(context, observed, gone, history.ended_until)
     calling_since = update_calling_since(
-        state.calling_since, before.jobs, listing.at, now, silent_seconds, context.last_heartbeat
+        history.calling_since, before.jobs, listing.at, now, silent_seconds, context.last_heartbeat
     )
-    starting = {
-        job.key: found for job in before.jobs if (found := context.last_heartbeat(job.key).starting) is not None
+    connected = {
+        job.key: found for job in before.jobs if (found := context.last_heartbeat(job.key).connected_tasks) is not None
     }
-    running_by = listing.at - _BOOT_PERIODS * timeouts.start_seconds
+    running_by = listing.at - _BOOT_ALLOWANCE_FACTOR * timeouts.start_seconds
     not_executing = {tag for tag, listed in matches.listed.items() if listed.not_executing}
     state_since = update_state_since(
-        state.state_since, before.tasks, now, matches.listed,
-        lambda task: task.id in starting.get(task.job, ()) or (task.tag in not_executing and task.since > running_by),
+        history.state_since, before.tasks, now, matches.listed,
+        lambda task: task.id in connected.get(task.job, ()) or (task.tag in not_executing and task.since > running_by),
     )  # fmt: skip
     for job in before.jobs:
-        if job.key in state.calling_since and job.key not in calling_since:
+        if job.key in history.calling_since and job.key not in calling_since:
             log.warning("coordinator is silent", job=job.key.id, seconds=silent_seconds)
     strays_asked_for = strays_of_known_jobs(store, matches)
-    changes = compare(
+    changes = find_changes(
         before,
         ended_jobs,
         listing,
@@ -174,10 +173,10 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
         timeouts=timeouts,
         start_failures=stored_guard_state.start_failures,
         requeued=stored_guard_state.requeued,
-        elapsed=elapsed_times(before, state_since, calling_since, now, starting.keys()),
+        elapsed=elapsed_times(before, state_since, calling_since, now, connected.keys()),
         strays_asked_for=strays_asked_for,
         tasks_as_owner=context.tasks_as_owner,
-        listed_again=listing.at == state.missing.listed_at,
+        listed_again=listing.at == history.unlisted.listed_at,
     )
     # Where dl2d does not act, the next run of a requeued job registers as a static job, whose coordinator starts the
     # tasks by itself.
@@ -189,7 +188,7 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     last_anchor_tried = None
     if acts and context.starts_anchors:
         guard_state, last_anchor_tried = _start_anchors(
-            context, guard_state, elastic.jobs, state.last_anchor_tried, listing.at
+            context, guard_state, elastic.jobs, history.last_anchor_tried, listing.at
         )
     # Before anything is stopped: if the resource manager does not answer, the tick ends, and the next one does not see
     # these changes again.
@@ -207,35 +206,37 @@ def reconcile(context: Context, state: TickState, observed: Observed, now: float
     shown = placed if acts else placed + without_ending(static, listing)
     shown, listing = with_whole_nodes(shown, listing)
     snapshot = take_snapshot(shown, listing, state.slot + 1, guard_state.avoided_nodes, context.deciders.placement)
-    silent = {
-        job.key: silence
+    kept_sizes = {
+        job.key: kept
         for job in elastic.jobs
-        if (silence := _silence_of(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at))
-        or (job.key in guard_state.requeued and (silence := REQUEUED_FOR_ANOTHER_JOB))
+        if (kept := _kept_size_of(context, job, matches.listed, calling_unlisted, calling_since.keys(), listing.at))
+        or (job.key in guard_state.requeued and (kept := REQUEUED_FOR_ANOTHER_JOB))
     }
-    from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - silent.keys()
+    from_queue = starting_jobs(elastic.jobs, elastic.tasks, state.queue_history) - kept_sizes.keys()
     return Reconciled(
         snapshot=snapshot,
         listing=listing,
         jobs={job.key: job for job in elastic.jobs},
         anchors={job.key: anchor for job in elastic.jobs if (anchor := matches.listed.get(task_tag(job.key, ANCHOR)))},
         owners={job.key: job.owner for job in (*ended_jobs, *before.jobs, *elastic.jobs)},
-        silent=silent | dict.fromkeys(from_queue, _STARTS_FROM_QUEUE),
-        starting=from_queue,
+        kept_sizes=kept_sizes | dict.fromkeys(from_queue, _STARTS_FROM_QUEUE),
+        starting_from_queue=from_queue,
         queued=queued,
         backing_off=_backing_off(guard_state, listing.at, context.guard_rules.backoff),
         growth_limits=growth_limits_in_force(guard_state, elastic.jobs, snapshot.tasks, listing.at),
         task_failed=any(change.state is TaskState.FAILED for change in changes.tasks),
-        calling_since=calling_since,
         guard_state=guard_state,
         remarks=changes.remarks,
         stray_remarks=changes.stray_remarks,
         unknown_tasks=tasks_of_another_database(matches, listing, strays_asked_for),
-        missing=missing,
-        unaccounted=unaccounted,
-        state_since=state_since,
-        ended_until=ended_until,
-        last_anchor_tried=last_anchor_tried,
+        history=ReconcileHistory(
+            ended_until=ended_until,
+            last_anchor_tried=last_anchor_tried,
+            unlisted=unlisted,
+            unaccounted=unaccounted,
+            state_since=state_since,
+            calling_since=calling_since,
+        ),
     )
 
 
@@ -243,7 +244,7 @@ def _final_states(
     context: Context,
     live: LiveJobs,
     gone: frozenset[str],
-    missing: Missing,
+    unlisted: Unlisted,
     asked_before: Mapping[str, float],
     calling: Collection[str],
     now: float,
@@ -255,7 +256,7 @@ def _final_states(
     """
 
     def may_be_told(tag: str) -> bool:
-        return missing.seconds(tag) < _ACCOUNTING_SECONDS + (_CALLING_SECONDS if tag in calling else 0.0)
+        return unlisted.seconds(tag) < _ACCOUNTING_SECONDS + (_CALLING_SECONDS if tag in calling else 0.0)
 
     anchors = {tag: job.anchor for job in live.jobs if job.anchor and (tag := task_tag(job.key, ANCHOR)) in gone}
     waiting = {
@@ -418,38 +419,38 @@ def _backing_off(guard_state: GuardState, at: float, backoff_seconds: float) -> 
     return frozenset(key for key, failed in guard_state.start_failures.items() if at < failed.retry_at(backoff_seconds))
 
 
-def _silence_of(
+def _kept_size_of(
     context: Context,
     job: Job,
     listed: Mapping[str, RmJob],
     calling_unlisted: Collection[str],
     calling: Collection[JobKey],
     at: float,
-) -> Silence | None:
+) -> KeptSize | None:
     """Why a job keeps what it has: its coordinator is silent, or admits no tasks, or ends soon; None if none holds."""
     tag = task_tag(job.key, ANCHOR)
     anchor = listed.get(tag)
     if job.coordinator_end:
-        return Silence(job.coordinator_end)
+        return KeptSize(job.coordinator_end)
     heartbeat = context.last_heartbeat(job.key)
-    if heartbeat.ending:
-        return Silence("its training is done, and its tasks end")
+    if heartbeat.training_done:
+        return KeptSize("its training is done, and its tasks end")
     if anchor is not None and anchor.state is RmJobState.ENDING:
-        return Silence("the resource manager is ending its coordinator")
+        return KeptSize("the resource manager is ending its coordinator")
     if anchor is not None and anchor.not_executing:
-        return Silence("its coordinator is suspended, or its nodes are being prepared", not_executing=True)
+        return KeptSize("its coordinator is suspended, or its nodes are being prepared", not_executing=True)
     if anchor is not None and anchor.time_limit_at and anchor.time_limit_at - at < _MIN_USEFUL_SECONDS:
-        return Silence(f"its coordinator reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
+        return KeptSize(f"its coordinator reaches its time limit in less than {_MIN_USEFUL_SECONDS / 60:g} minutes")
     if tag in calling_unlisted:
-        return Silence("the resource manager does not list its coordinator, which still reports")
+        return KeptSize("the resource manager does not list its coordinator, which still reports")
     if job.key in calling:
         # The one heartbeat may be from before the silence; if the training has ended since, the next one says so.
         once = "its coordinator has reported only once since it was silent"
-        return Silence(once) if heartbeat.after_gap else None
+        return KeptSize(once) if heartbeat.after_gap else None
     silent_for = at - job.progress.at
     if not job.progress.at or silent_for <= 0:  # it has never reported, or the clock was set back
-        return Silence("its coordinator is silent")
-    return Silence(f"its coordinator had not reported for {silent_for:.0f} s")
+        return KeptSize("its coordinator is silent")
+    return KeptSize(f"its coordinator had not reported for {silent_for:.0f} s")
 
 
 def _calling_anchors(jobs: Iterable[Job], at: float, seconds: float) -> frozenset[str]:

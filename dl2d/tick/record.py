@@ -12,7 +12,7 @@ from dl2d.core.jobs import JobKey
 from dl2d.core.json_codec import digest
 from dl2d.core.store import Slot
 from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.tick.decision.observed_decision import OBSERVED
+from dl2d.tick.decision.present_sizes_decision import OBSERVED
 from dl2d.tick.policy_check.policy_failures import PolicyFailures, SetAside
 from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait, jobs_with_room
 from dl2d.tick.reconcile import Reconciled
@@ -70,12 +70,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     """
     state = replace(
         state,
-        state_since=reconciled.state_since,
-        calling_since=reconciled.calling_since,
-        missing=reconciled.missing,
-        unaccounted=reconciled.unaccounted,
-        ended_until=reconciled.ended_until,
-        last_anchor_tried=reconciled.last_anchor_tried,
+        reconcile_history=reconciled.history,
         needless_wait=report.needless_wait,
         # ``Context.withdrawn`` has it in each tick.
         set_aside=None if context.withdrawn is not None else report.set_aside,
@@ -88,7 +83,7 @@ def record(context: Context, state: TickState, reconciled: Reconciled, report: R
     if report.mode is Mode.OBSERVE:
         name, version = OBSERVED, context.scheduler
     elif slot_decision.proposed.policy == CANARY:
-        name, version = of_both(deciders, slot_decision.group or ())
+        name, version = of_both(deciders, slot_decision.canary_jobs or ())
     context.store.record_slot(
         Slot(
             number=snapshot.slot,

@@ -14,7 +14,7 @@ from dl2d.core.resource_manager import RmIdentity, RmJob
 from dl2d.tick.apply import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_requeues
 from dl2d.tick.reconcile import REQUEUED_FOR_ANOTHER_JOB, Reconciled
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Silence
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import KeptSize
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 #: Maximum number of coordinators in a tick. Each takes three commands on Slurm.
 _MAX_PER_TICK = 32
 #: Why other jobs without tasks get none in a tick that puts coordinators back.
-_ROOM_FOR_ANOTHER = Silence("coordinators are being requeued so that another job has room")
+_ROOM_FOR_ANOTHER = KeptSize("coordinators are being requeued so that another job has room")
 
 
 def requeue_coordinators(
@@ -63,15 +63,15 @@ def requeue_coordinators(
         kept = {key: why for key, why in guard_state.requeued.items() if key not in stay}
         guard_state = replace(guard_state, requeued=kept)
         context.store.keep_guard_state(guard_state)
-    silent = {**reconciled.silent, **dict.fromkeys(noted.keys() - stay, REQUEUED_FOR_ANOTHER_JOB)}
+    kept_sizes = {**reconciled.kept_sizes, **dict.fromkeys(noted.keys() - stay, REQUEUED_FOR_ANOTHER_JOB)}
     if noted:
         # What is free already is part of the room that is made.
         with_tasks = {task.job for task in reconciled.snapshot.tasks} | {history.beneficiary}
         for key, job in reconciled.jobs.items():
             if job.state is JobState.READY and key not in with_tasks:
-                silent.setdefault(key, _ROOM_FOR_ANOTHER)
+                kept_sizes.setdefault(key, _ROOM_FOR_ANOTHER)
     return (
-        replace(reconciled, guard_state=guard_state, silent=silent),
+        replace(reconciled, guard_state=guard_state, kept_sizes=kept_sizes),
         replace(history, rounds=rounds, refused=history.refused | refused),
     )
 

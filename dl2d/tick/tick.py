@@ -21,7 +21,7 @@ from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decision.canary_decision import canary_jobs
 from dl2d.tick.decision.decide import decide, decision_in_force, room_appeared, situation_digest
 from dl2d.tick.decision.long_waiting_jobs import held_back, jobs_held_back
-from dl2d.tick.decision.observed_decision import observed_decision
+from dl2d.tick.decision.present_sizes_decision import present_sizes_decision
 from dl2d.tick.limits.resize_guard import guard
 from dl2d.tick.limits.shared_limits import left_by_site_limits, limits_for_policies
 from dl2d.tick.limits.starts_within_limits import groups_without_replacement, within_allowance, within_limits
@@ -61,7 +61,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     plan, outcome, needless_wait, queue_history = Plan(), Outcome(), NeedlessWait(), state.queue_history
 
     # Observe, reconcile, and requeue idle coordinators
-    observed = observe(context.store, context.manager, state.ended_until, acts=mode.acts)
+    observed = observe(context.store, context.manager, state.reconcile_history.ended_until, acts=mode.acts)
     if mode.acts:
         context.store.check_lease()
         context.allow_changes()
@@ -71,23 +71,23 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
         # Jobs that the last decision held back: the next one, further down, needs the snapshot that this step changes.
         held_back_before = frozenset() if state.slot_decision is None else jobs_held_back(state.slot_decision.in_force)
         reconciled, idle_history = requeue_coordinators(context, reconciled, idle_history, held_back_before, begin)
-    incomplete, silent = observed.listing.incomplete, reconciled.silent
-    snapshot = structs.replace(reconciled.snapshot, silent=tuple(sorted(silent, key=submit_order)))
+    incomplete, kept_sizes = observed.listing.incomplete, reconciled.kept_sizes
+    snapshot = structs.replace(reconciled.snapshot, silent=tuple(sorted(kept_sizes, key=submit_order)))
 
     # Vacate nodes, and make room in limits, for jobs of others. Limits first: no nodes are vacated for a job whose
     # claim in a limit was given up (``excluded_handles``). Limits are compared with the listing as it came, for
     # reconciling adds to demands what whole nodes take, and jobs that have ended.
-    limits_with_claims, limit_history = make_room_in_limits(
+    limits_beside_grants, limit_history = make_room_in_limits(
         snapshot, observed.listing, state.limit_history,
         backing_off=reconciled.backing_off, now=begin,
-        proposed={} if state.slot_decision is None else state.slot_decision.proposed.allocations(),
+        proposed=state.slot_decision.proposed.allocations(),
     )  # fmt: skip
-    limits_with_claims = (*limits_with_claims, *reconciled.growth_limits)
-    without_replacement = groups_without_replacement(snapshot, reconciled.backing_off, limits_with_claims)
+    limits_beside_grants = (*limits_beside_grants, *reconciled.growth_limits)
+    without_replacement = groups_without_replacement(snapshot, reconciled.backing_off, limits_beside_grants)
     snapshot, claim_history = vacate_nodes(
         snapshot, reconciled.listing, state.claim_history,
         now=begin, lead_seconds=context.timeouts.drain_seconds,
-        allocations={} if state.slot_decision is None else state.slot_decision.in_force.allocations(),
+        allocations=state.slot_decision.in_force.allocations(),
         backing_off=reconciled.backing_off,
         without_replacement=without_replacement, excluded_handles=limit_history.set_aside_handles,
         growth_limits=(
@@ -97,7 +97,7 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     )  # fmt: skip
     snapshot = structs.replace(
         snapshot, limits=limits_for_policies(
-            snapshot, context.guard_rules, limits_with_claims, silent=silent.keys() - reconciled.starting
+            snapshot, context.guard_rules, limits_beside_grants, silent=reconciled.start_nothing
         ),
     )  # fmt: skip
 
@@ -106,15 +106,15 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
     slot_decision = decision_in_force(state, situation, snapshot.at, context.slot_seconds)
     if (
         reconciled.task_failed
-        or claim_history.is_undecided(snapshot.grants)
-        or (not incomplete and limit_history.is_undecided())
+        or claim_history.needs_decision(snapshot.grants)
+        or (not incomplete and limit_history.needs_decision())
         # Only where a job of others waits: otherwise the room is still there at the next decision.
         or (observed.listing.claims and not incomplete and room_appeared(state, snapshot, deciders.placement))
     ):
         slot_decision = None
     decided = slot_decision is None
     if slot_decision is None and mode is Mode.OBSERVE:
-        observation = observed_decision(snapshot, observed.listing, context.scheduler)
+        observation = present_sizes_decision(snapshot, observed.listing, context.scheduler)
         slot_decision = SlotDecision(proposed=observation, in_force=observation)
     elif slot_decision is None:
         snapshot = structs.replace(
@@ -123,19 +123,19 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
                 unable=reconciled.unable,
             ),
         )  # fmt: skip
-        group = canary_jobs(context, snapshot)
-        proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside, canary=group)
-        if set_aside is None and (group is None or group):  # the policy was asked
+        canary = canary_jobs(context, snapshot)
+        proposed = decide(snapshot, deciders, context.seed, set_aside=set_aside, canary=canary)
+        if set_aside is None and (canary is None or canary):  # the policy was asked
             policy_failures = policy_failures.after(deciders.policy, proposed)
         guarded = guard(
             proposed, snapshot, context.guard_rules, reconciled.guard_state,
-            silent=silent, growth_limits=limits_with_claims,
-            last=None if state.slot_decision is None else state.slot_decision.in_force,
+            kept_sizes=kept_sizes, growth_limits=limits_beside_grants,
+            last=state.slot_decision.in_force,
         )  # fmt: skip
         if mode.acts:
-            slot_decision = SlotDecision(proposed, in_force=guarded, group=group)
+            slot_decision = SlotDecision(proposed, in_force=guarded, canary_jobs=canary)
         else:
-            observation = observed_decision(snapshot, observed.listing, context.scheduler)
+            observation = present_sizes_decision(snapshot, observed.listing, context.scheduler)
             slot_decision = SlotDecision(proposed, in_force=observation, shadow=guarded)
 
     # Place and apply
@@ -145,8 +145,8 @@ def tick(context: Context, state: TickState) -> tuple[TickState, Report]:
             idle_history.beneficiary, begin,
         )  # fmt: skip
         waiting = startable_waiting_jobs(snapshot, slot_decision.in_force, plan, deciders.placement)
-        if (group := slot_decision.group) is not None:  # the policy has not decided on the others
-            waiting = tuple(key for key in waiting if key in group)
+        if (canary := slot_decision.canary_jobs) is not None:  # the policy has not decided on the others
+            waiting = tuple(key for key in waiting if key in canary)
         plan = plan if not incomplete else replace(plan, starts=(), stops=())  # its moves are only shown
         avoided = avoided_of_queued(plan, snapshot, reconciled.listing)
         outcome = apply(context, plan, reconciled.jobs, snapshot.at, avoided)
@@ -185,12 +185,12 @@ def _plan(
     now: float,
 ) -> tuple[Plan, QueueHistory]:
     """The starts and stops that a decision needs, as far as limits allow them, and what is to be queued."""
-    listing, silent, placement = reconciled.listing, reconciled.silent, context.deciders.placement
+    listing, kept_sizes, placement = reconciled.listing, reconciled.kept_sizes, context.deciders.placement
     positions = {job.tag: job.position for job in listing.jobs if job.position is not None}
     # With an incomplete listing no job is resized, neither by the decision nor to make room.
-    jobs_to_keep = silent if not listing.incomplete else [job.key for job in snapshot.jobs]
+    jobs_to_keep = kept_sizes if not listing.incomplete else [job.key for job in snapshot.jobs]
     plan = place(
-        snapshot, _without_growth_of_silent(silent, reconciled.starting, decision, snapshot), placement,
+        snapshot, _with_sizes_fixed(kept_sizes, reconciled.starting_from_queue, decision, snapshot), placement,
         keep=jobs_to_keep, without_replacement=without_replacement, positions=positions,
     )  # fmt: skip
     queue_history = state.queue_history
@@ -208,26 +208,27 @@ def _plan(
     return plan, queue_history
 
 
-def _without_growth_of_silent(
-    silent: Collection[JobKey], starting: Collection[JobKey], decision: Decision, snapshot: Snapshot
+def _with_sizes_fixed(
+    kept_sizes: Collection[JobKey], starting_from_queue: Collection[JobKey], decision: Decision, snapshot: Snapshot
 ) -> Decision:
-    """The decision in which silent jobs get no more than they have, and those that are starting exactly that.
+    """The decision in which jobs that keep their size get no more than they have; those starting from the queue, that.
 
-    The coordinators of silent jobs would not admit new tasks. The decision may be older than the silence: without this,
-    tasks that end one after the other, with their coordinator, would be replaced. Tasks of a starting job begin to run
+    Their coordinators would not admit new tasks. The decision may be older than the cause: without this, tasks that
+    end one after the other, with their coordinator, would be replaced. Tasks that start from the queue begin to run
     one after the other.
     """
-    if not silent:
+    if not kept_sizes:
         return decision
     held = snapshot.held()
 
     def allocation(entry: JobDecision) -> Allocation:
         has = held.get(entry.job, NOTHING)
-        return has if entry.job in starting else entry.allocation.common(has)
+        return has if entry.job in starting_from_queue else entry.allocation.common(has)
 
     return replace(
         decision,
         jobs=tuple(
-            replace(entry, allocation=allocation(entry)) if entry.job in silent else entry for entry in decision.jobs
+            replace(entry, allocation=allocation(entry)) if entry.job in kept_sizes else entry
+            for entry in decision.jobs
         ),
     )

@@ -101,9 +101,9 @@ class LastHeartbeat(NamedTuple):
     since: float | None = None
     at: float = 0.0
     #: Ids of the tasks whose dl2-run had reached the coordinator and that had not joined yet; None if it did not say.
-    starting: Collection[str] | None = None
+    connected_tasks: Collection[str] | None = None
     #: Whether the job's training was done, so that its tasks end.
-    ending: bool = False
+    training_done: bool = False
     #: Whether it was the first after a gap: it may have been sent before the gap.
     after_gap: bool = False
 

@@ -665,10 +665,10 @@ class Site:
             assert job is not None, identities
             assert job.state is JobState.CANCELLED, f"{identities} stopped after an incomplete listing"
 
-    def check_cool_downs(self, report: Report, resized: dict[JobKey, float], last: SlotDecision | None) -> None:
+    def check_cool_downs(self, report: Report, resized: dict[JobKey, float], last: SlotDecision) -> None:
         """A job that was resized a short while ago keeps its size, as far as harder rules allow."""
         requests = {job.key: job.request for job in report.snapshot.jobs}
-        decided = {entry.job: entry.allocation for entry in last.in_force.jobs} if last is not None else {}
+        decided = {entry.job: entry.allocation for entry in last.in_force.jobs}
         floors, now = dict(report.snapshot.floors), self.world.elapsed
         if report.snapshot.grants:
             return

@@ -14,7 +14,7 @@ from tick.world import World
 from dl2d.core.cluster import Node, NodeState, Task, TaskState
 from dl2d.core.errors import NodeRefused
 from dl2d.core.jobs import Architecture, JobKey, JobState, Progress, Role
-from dl2d.core.resize_guard_state import NodeRefusal
+from dl2d.core.resize_guard_state import NodeTrouble
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.placement.load_balance import LoadBalance
@@ -297,7 +297,7 @@ def test_a_job_that_does_not_fit_beside_a_node_on_which_a_task_failed_uses_it() 
     world = World(cluster_nodes=[Node(f"n{n}", Resources.of(cpu=cpu, gpu=2)) for n, cpu in enumerate(cpus, start=1)])
     size = {"min_workers": 2, "max_workers": 2, "min_ps": 1, "max_ps": 1}
     key = world.ready(worker=Resources.of(cpu=3, gpu=2), ps=Resources.of(cpu=2), **size)
-    refusals = {key: {"n3": NodeRefusal(1, world.now, "a task failed there", failed=True)}}
+    refusals = {key: {"n3": NodeTrouble(1, world.now, "a task failed there", failed=True)}}
     world.store.keep_guard_state(replace(world.store.guard_state(), avoided_nodes=refusals))
     world.settle(3, 1.0)
     assert world.has(key) == (2, 1)
@@ -315,7 +315,7 @@ def test_of_many_jobs_that_may_each_use_other_nodes_few_are_packed(least: int, a
         job.anchor: EligibleNodes(frozenset({*(node.name for node in nodes), f"gone-{job.anchor}"}), "named")
         for job in jobs
     }
-    failed = {job.key: {"n1": NodeRefusal(1, 0.0, "a task failed there", failed=True)} for job in jobs}
+    failed = {job.key: {"n1": NodeTrouble(1, 0.0, "a task failed there", failed=True)} for job in jobs}
     listing = RmListing(at=1.0, nodes=nodes, jobs=(), eligible_nodes=may_use)
     sets = node_sets(jobs, listing, failed, LoadBalance(), 1.0)
     assert sum(len(each.jobs) for each in sets) == avoiding
@@ -330,7 +330,7 @@ def test_jobs_of_many_sizes_avoid_a_node_where_the_same_others_hold_each() -> No
         for number in range(40)
     ]
     nodes = [structs.replace(node, capacity=node.capacity + Resources.of(memory=100)) for node in nodes]
-    failed = {job.key: {"n1": NodeRefusal(1, 0.0, "a task failed there", failed=True)} for job in jobs}
+    failed = {job.key: {"n1": NodeTrouble(1, 0.0, "a task failed there", failed=True)} for job in jobs}
     sets = node_sets(jobs, RmListing(at=1.0, nodes=tuple(nodes), jobs=()), failed, LoadBalance(), 1.0)
     assert [len(each.jobs) for each in sets] == [40]
 

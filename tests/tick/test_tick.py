@@ -609,7 +609,7 @@ def test_what_a_tick_has_found_is_not_lost_when_the_manager_does_not_answer_a_st
             world.tick(1.0)
     world.tick(1.0)
     failures = world.store.guard_state().start_failures[key]
-    assert (failures.attempts, failures.last.startswith("worker-0")) == (1, True)
+    assert (failures.own, failures.last.startswith("worker-0")) == (1, True)
     assert world.manager.stopped
 
 
@@ -1253,7 +1253,7 @@ def test_nothing_is_carried_on_of_jobs_that_are_gone(world: World) -> None:
         world.settle(15)
     world.tick(400.0)
     state = world.state
-    assert (world.store.guard_state(), state.calling_since) == (GuardState(), {})
+    assert (world.store.guard_state(), state.reconcile_history.calling_since) == (GuardState(), {})
 
 
 def test_equal_worlds_have_equal_histories(build) -> None:

@@ -27,7 +27,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, make_job, make_nodes
 from dl2d.tick.observation.observe import NO_NODES
 from dl2d.tick.tick_context import Timeouts
-from dl2d.tick.tick_state import TickState
+from dl2d.tick.tick_state import ReconcileHistory, TickState
 
 #: When the resource manager accepted the task or anchor; its user is ann.
 SUBMITTED = 999_000
@@ -169,7 +169,7 @@ def cluster(job_state: JobState, **job: Any) -> World:
     if job_state is not JobState.SUBMITTED:
         world.store.change_job(KEY, JobChange(state=job_state), world.now)
     world.manager.anchor = (RmJob(handle="a", state=RmJobState.RUNNING, user="ann", submitted=SUBMITTED),)
-    world.state = TickState(calling_since={KEY: 0.0})
+    world.state = TickState(reconcile_history=ReconcileHistory(calling_since={KEY: 0.0}))
     return world
 
 

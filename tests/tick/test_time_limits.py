@@ -131,7 +131,7 @@ def test_the_only_server_is_replaced_before_its_time_limit_although_growth_of_it
     key = world.settled(max_workers=1, max_ps=1)
     limit(world, 100_000, of=is_anchor)
     limit(world, 250, of=lambda tag: not is_anchor(tag))
-    failures = {key: StartFailures(last="worker-7: no", at=world.now, not_counted=8)}
+    failures = {key: StartFailures(last="worker-7: no", at=world.now, only_delaying=8)}
     world.store.keep_guard_state(replace(world.store.guard_state(), start_failures=failures))
     for _ in range(12):
         world.tick(20.0)

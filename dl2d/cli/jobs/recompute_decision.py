@@ -28,7 +28,7 @@ from dl2d.plugins import (
 )
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint, checkpoint_in, read_checkpoint, settings_in
 from dl2d.tick.decision.decide import decide
-from dl2d.tick.decision.observed_decision import OBSERVED
+from dl2d.tick.decision.present_sizes_decision import OBSERVED
 from dl2d.tick.record import inputs_hash, of_both
 from dl2d.tick.tick_context import Deciders
 

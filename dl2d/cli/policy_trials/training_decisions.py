@@ -26,7 +26,7 @@ from dl2d.learning.site_records.recorded_decisions import Recording, with_soon_s
 from dl2d.learning.site_records.split_of_recorded_days import Split
 from dl2d.plugins import load_placement
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.tick.decision.observed_decision import OBSERVED
+from dl2d.tick.decision.present_sizes_decision import OBSERVED
 
 #: Jobs, summed over slots, after which no older slot is read: in memory each takes about 3 KiB.
 _MAX_JOBS = 500_000

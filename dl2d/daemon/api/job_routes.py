@@ -38,7 +38,7 @@ from dl2d.daemon.api.route_dependencies import Services
 from dl2d.daemon.api.user_routes import users
 from dl2d.daemon.job_views_from_store import StoreViews
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import SILENT_HEARTBEATS
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import SILENT_HEARTBEATS
 
 log = structlog.get_logger()
 _public = APIRouter(route_class=PublicRoute)

@@ -18,7 +18,7 @@ from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
 from dl2d.core.progress import Count, uncounted
 from dl2d.policies.drf import Drf
-from dl2d.tick.decision.observed_decision import OBSERVED
+from dl2d.tick.decision.present_sizes_decision import OBSERVED
 
 #: Jobs that recorded slots must have, unless the caller says otherwise.
 MIN_JOBS = 20

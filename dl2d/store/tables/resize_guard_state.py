@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped
 from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
-from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeRefusal, Requeue
+from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeTrouble, Requeue
 from dl2d.store.database import StoreTables
 from dl2d.store.tables.row_mapping import Base, Json, column, decoded_json, table_of, upsert
 
@@ -25,7 +25,7 @@ class _Stored(msgspec.Struct, frozen=True):
     started_at: dict[str, float]
     start_failures: list[tuple[JobKey, StartFailures]]
     stops_asked: dict[str, float]
-    refused_nodes: list[tuple[JobKey, dict[str, NodeRefusal]]] = []
+    refused_nodes: list[tuple[JobKey, dict[str, NodeTrouble]]] = []
     learned_limits: dict[str, LearnedLimit] = {}
     postponed: list[tuple[JobKey, Requeue]] = []
 

@@ -113,8 +113,6 @@ def decision_in_force(state: TickState, situation: str, at: float, slot_seconds:
 
 def room_appeared(state: TickState, snapshot: Snapshot, placement: Placement) -> bool:
     """Whether a job that the last slot's decision gives nothing fits into free resources, and did not fit then."""
-    if state.slot_decision is None:
-        return False
     return not jobs_with_room(snapshot, state.slot_decision.in_force, placement) <= state.with_room
 
 
@@ -133,7 +131,7 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     snapshot = reconciled.snapshot
     jobs = [job.key for job in snapshot.jobs]
     nodes = [(node.name, node.capacity, node.state) for node in snapshot.nodes]
-    failures, silent = sorted(reconciled.guard_state.start_failures.items()), sorted(reconciled.silent)
+    failures, kept_sizes = sorted(reconciled.guard_state.start_failures.items()), sorted(reconciled.kept_sizes)
     backing_off = sorted(reconciled.backing_off)
     static = {job.key for job in snapshot.jobs if job.static}
     static_tasks = [(task.job, task.id) for task in snapshot.tasks if task.job in static]
@@ -144,5 +142,5 @@ def situation_digest(mode: Mode, canary: Canary | None, reconciled: Reconciled, 
     ]
     learned_limits = sorted(limit.reason for limit in reconciled.growth_limits)
     return digest(
-        mode, number, jobs, nodes, failures, silent, backing_off, static_tasks, set_aside, may_use, learned_limits
+        mode, number, jobs, nodes, failures, kept_sizes, backing_off, static_tasks, set_aside, may_use, learned_limits
     )

@@ -38,7 +38,7 @@ from dl2d.core.resource_manager import TASKS, GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d.tick.limits.shared_limits import manager_limits, owners_of, site_limits
 from dl2d.tick.observation.open_node_capacity import floor_tasks_without_room, room_on_nodes, tasks_on_closed_nodes
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Silence
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import KeptSize
 from dl2d.tick.tick_context import GuardRules
 
 #: Maximum number of claims or jobs named in a reason.
@@ -51,25 +51,25 @@ def guard(
     rules: GuardRules,
     guard_state: GuardState,
     *,
-    silent: Mapping[JobKey, Silence] | None = None,
+    kept_sizes: Mapping[JobKey, KeptSize] | None = None,
     growth_limits: Collection[GrowthLimit] = (),
     last: Decision | None = None,
 ) -> Decision:
-    """The decision within all rules, where the jobs ``silent`` keep what they have, for these causes.
+    """The decision within all rules, where jobs with ``kept_sizes`` keep what they have, for these causes.
 
     ``last`` is what was in force in the last slot, if that is known. While a task is moved, its replacement runs beside
     it, so the job has one task too many. Its cool-downs therefore take it to have no more than ``last`` gave
     it. ``decision`` is one that ``check_decision`` accepts.
     """
-    floors, at, silent = dict(snapshot.floors), snapshot.at, silent or {}
+    floors, at, kept_sizes = dict(snapshot.floors), snapshot.at, kept_sizes or {}
     jobs = {job.key: job for job in snapshot.jobs}
     decided = {entry.job: entry.allocation for entry in last.jobs} if last is not None else {}
     job_bounds = []
     for entry in _with_closed_nodes(decision, jobs, snapshot):
         job, floor = jobs[entry.job], floors.get(entry.job, NOTHING)
         resized_at = guard_state.resized_at.get(job.key)
-        if job.key in silent:
-            found = _limits_of_silent(entry, job, silent[job.key])
+        if job.key in kept_sizes:
+            found = _limits_of_kept_size(entry, job, kept_sizes[job.key])
         elif (
             (failures := guard_state.start_failures.get(job.key)) is not None
             and at < failures.retry_at(rules.backoff)
@@ -127,7 +127,7 @@ class _JobBounds:
     yields_to: list[tuple[Job, list[_Sum]]] = field(default_factory=list)
     #: What it gets, as decided so far.
     given: Allocation = NOTHING
-    silent: bool = False
+    keeps_size: bool = False
     #: Whether a cool-down keeps it from shrinking.
     protected: bool = False
     reasons: list[Reason] = field(default_factory=list)
@@ -202,11 +202,11 @@ def _with_closed_nodes(decision: Decision, jobs: Mapping[JobKey, Job], snapshot:
         yield entry
 
 
-def _limits_of_silent(entry: JobDecision, job: Job, silence: Silence) -> _JobBounds:
+def _limits_of_kept_size(entry: JobDecision, job: Job, kept: KeptSize) -> _JobBounds:
     held = entry.previous
-    found = _JobBounds(entry, job, lowest=held, desired=held, reserved=held, silent=True)
-    if entry.allocation != held or silence.not_executing:
-        found.reasons.append(Reason(Constraint.SILENT, f"{silence.cause}: allocation unchanged meanwhile"))
+    found = _JobBounds(entry, job, lowest=held, desired=held, reserved=held, keeps_size=True)
+    if entry.allocation != held or kept.not_executing:
+        found.reasons.append(Reason(Constraint.SILENT, f"{kept.cause}: allocation unchanged meanwhile"))
     return found
 
 
@@ -555,7 +555,7 @@ def _claimants(grants: Sequence[NodeGrant]) -> tuple[Claimant, ...]:
 
 
 def _report_excess(total: _Sum, job_bounds: Iterable[_JobBounds]) -> None:
-    """Add to the reasons of its jobs that a sum is exceeded by floors and silent jobs alone."""
+    """Add to the reasons of its jobs that a sum is exceeded by floors and jobs that keep their size alone."""
     exceeded = total.exceeded()
     if not exceeded:
         return
@@ -570,6 +570,6 @@ def _report_excess(total: _Sum, job_bounds: Iterable[_JobBounds]) -> None:
                 gave_way = Constraint.FLOOR
                 each.reasons.append(Reason(total.constraint, text, gave_way=gave_way, claimants=total.claimants))
         else:
-            rule, kept = (Constraint.SILENT, "allocation") if each.silent else (Constraint.FLOOR, "floor")
+            rule, kept = (Constraint.SILENT, "allocation") if each.keeps_size else (Constraint.FLOOR, "floor")
             text = f"it keeps its {kept} {each.lowest} although {total.text}"
             each.reasons.append(Reason(rule, text, gave_way=total.constraint))

@@ -14,7 +14,7 @@ from dl2d.core.jobs import NO_LAUNCH, Job, JobKey, JobState, Progress
 from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Evidence
-from dl2d.core.resize_guard_state import NodeRefusal
+from dl2d.core.resize_guard_state import NodeTrouble
 from dl2d.core.resource_manager import RmJobState, RmListing, TickManager
 from dl2d.core.resources import Resources
 from dl2d.core.store import TickStore
@@ -115,7 +115,7 @@ def take_snapshot(
     live: LiveJobs,
     listing: RmListing,
     slot: int,
-    avoided_nodes: Mapping[JobKey, Mapping[str, NodeRefusal]],
+    avoided_nodes: Mapping[JobKey, Mapping[str, NodeTrouble]],
     placement: Placement,
 ) -> Snapshot:
     """Join the resource manager's listing with the store's jobs and tasks, after they were reconciled.

@@ -23,7 +23,7 @@ class StateSince(NamedTuple):
     #: Since when they have found, besides, that it waits for no limit; None while it does.
     no_limit_since: float | None
     #: Since when they have found, besides, that the resource manager is ending it; None while it is not.
-    ending_since: float | None = None
+    stopping_since: float | None = None
 
 
 def update_state_since(
@@ -49,8 +49,8 @@ def update_state_since(
             last = last._replace(no_limit_since=None)
         elif job is not None and last.no_limit_since is None:
             last = last._replace(no_limit_since=now)
-        if job is not None and (job.state is RmJobState.ENDING) is not (last.ending_since is not None):
-            last = last._replace(ending_since=now if job.state is RmJobState.ENDING else None)
+        if job is not None and (job.state is RmJobState.ENDING) is not (last.stopping_since is not None):
+            last = last._replace(stopping_since=now if job.state is RmJobState.ENDING else None)
         found[tag] = last
     return found
 
@@ -73,9 +73,9 @@ class Elapsed(NamedTuple):
     #: or does not say of which tasks it has heard.
     unconnected: float | None = None
     #: Of one that waits: seconds in which it has not waited for a limit; None while it does.
-    unlimited: float | None = None
+    without_limit: float | None = None
     #: Of one that the resource manager is ending: seconds in which it has been; None while it is not.
-    ending: float | None = None
+    stopping: float | None = None
 
 
 def elapsed_times(
@@ -103,13 +103,13 @@ def elapsed_times(
             joined_since[task.group] = min(since, joined_since.get(task.group, math.inf))
     found = {}
     for task in live.tasks:
-        _, since, no_limit_since, ending_since = state_since[task.tag]
+        _, since, no_limit_since, stopping_since = state_since[task.tag]
         told = max(since, calling_since.get(task.job, math.inf))
         if not task.state.wanted:
             told = max(told, joined_since.get(task.group, told))
         since_told = None if told == math.inf else now - told
         unconnected = since_told if task.state is TaskState.GRANTED and task.job in saying else None
-        unlimited = None if no_limit_since is None else now - no_limit_since
-        ending = None if ending_since is None else now - ending_since
-        found[task.tag] = Elapsed(now - since, since_told, unconnected, unlimited, ending)
+        without_limit = None if no_limit_since is None else now - no_limit_since
+        stopping = None if stopping_since is None else now - stopping_since
+        found[task.tag] = Elapsed(now - since, since_told, unconnected, without_limit, stopping)
     return found

@@ -60,7 +60,7 @@ class Changes:
     stray_remarks: tuple[str, ...] = ()
 
 
-def compare(
+def find_changes(
     live: LiveJobs,
     ended_jobs: Iterable[Job],
     listing: RmListing,
@@ -91,7 +91,7 @@ def compare(
     matches
         What the listing has of them.
     gone
-        Tags of tasks and anchors that have ended, since enough complete listings lack them (``Missing.gone``).
+        Tags of tasks and anchors that have ended, since enough complete listings lack them (``Unlisted.gone``).
     start_failures
         Failed attempts to start tasks, of jobs that have any.
     elapsed
@@ -139,7 +139,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What ``compare`` was given about jobs and tasks."""
+    """What ``find_changes`` was given about jobs and tasks."""
 
     matches: Matches
     gone: Collection[str]
@@ -153,7 +153,7 @@ class _Inputs:
     #: then, and not with the listing of the tick before.
     may_give_up: bool
 
-    def absence(self, tag: str) -> str:
+    def why_gone(self, tag: str) -> str:
         """Why a task or anchor that is not listed has ended; empty if it may be listed again."""
         return REPLACED if tag in self.matches.replaced else NOT_LISTED if tag in self.gone else ""
 
@@ -289,9 +289,9 @@ def _job_change(job: Job, anchor: RmJob | None, inputs: _Inputs) -> JobChange | 
             tried = counted(failures.in_a_row, "attempt")
             reason = f"{tried} in a row to start its coordinator failed; the last: {failures.last}"
             return JobChange(state=JobState.FAILED, end_reason=reason, cause=FailureCause.TASKS_FAILED)
-        if not (absence := inputs.absence(task_tag(job.key, ANCHOR))):
+        if not (why_gone := inputs.why_gone(task_tag(job.key, ANCHOR))):
             return None
-        return JobChange(state=JobState.LOST, end_reason=f"its coordinator {absence}", cause=FailureCause.NOT_LISTED)
+        return JobChange(state=JobState.LOST, end_reason=f"its coordinator {why_gone}", cause=FailureCause.NOT_LISTED)
     if anchor.state.ended:
         end = anchor.reason or str(anchor.state)
         if anchor.state is RmJobState.DONE and job.state is JobState.SUBMITTED:
@@ -359,7 +359,7 @@ def _task_change(
     """
     elapsed, timeouts, may_give_up = inputs.elapsed[task.tag], inputs.timeouts, inputs.may_give_up
     if listed is None:
-        return _unlisted(task, inputs.absence(task.tag), job_ended=job_end is not None), ""
+        return _unlisted(task, inputs.why_gone(task.tag), job_ended=job_end is not None), ""
 
     def change_to(state: TaskState, note: str) -> TaskChange:
         cause = FAILURE_CAUSES.get(listed.state) if state is TaskState.FAILED else None
@@ -378,7 +378,7 @@ def _task_change(
         return change_to(TaskState.DRAINING, stop_reason or "its job has ended"), stop_reason
     if not task.state.wanted:
         return None, _stop_reason_of_leaving_task(task, listed, elapsed, timeouts, job_end=job_end)
-    if may_give_up and task.state.rank >= TaskState.JOINED.rank and (elapsed.ending or 0.0) > timeouts.end_seconds:
+    if may_give_up and task.state.rank >= TaskState.JOINED.rank and (elapsed.stopping or 0.0) > timeouts.end_seconds:
         note = f"the resource manager has been ending it for more than {timeouts.end_seconds:g} s"
         return change_to(TaskState.DRAINING, note), ""
     if listed.state is RmJobState.PENDING:
@@ -387,7 +387,7 @@ def _task_change(
             return None if unchanged else change_to(task.state, listed.reason), ""
         # Only a task that has never run is given up: a late listing may show one that runs as waiting.
         refusal, max_wait = why_refused(listed), timeouts.start_seconds
-        waited = elapsed.in_state if elapsed.unlimited is None else elapsed.unlimited
+        waited = elapsed.in_state if elapsed.without_limit is None else elapsed.without_limit
         if is_lacked_of_floor and listed.limit is not None:
             max_wait = max(max_wait, MAX_FLOOR_IN_LIMIT_SECONDS)
         # Two listings have to say so: slurmctld may refuse a node once, for example just after its start.
@@ -417,14 +417,14 @@ def _note_of_running(task: Task, listed: RmJob, at: float) -> str:
     return task.note if task.note.startswith(why) else f"{why}{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _unlisted(task: Task, absence: str, *, job_ended: bool) -> TaskChange | None:
+def _unlisted(task: Task, why_gone: str, *, job_ended: bool) -> TaskChange | None:
     """The change of state of a task that the resource manager does not list; None for no change."""
-    if not absence:
+    if not why_gone:
         return None
     if task.handle:  # the resource manager had accepted it
         state = TaskState.FAILED if task.state.wanted and not job_ended else TaskState.RELEASED
-        cause = FailureCause.REQUEUED if absence == REPLACED else FailureCause.NOT_LISTED
-        return TaskChange(task.job, task.id, state, note=absence, cause=cause)
+        cause = FailureCause.REQUEUED if why_gone == REPLACED else FailureCause.NOT_LISTED
+        return TaskChange(task.job, task.id, state, note=why_gone, cause=cause)
     state = TaskState.FAILED if task.state.wanted else TaskState.RELEASED
     return TaskChange(task.job, task.id, state, note="was never started", cause=FailureCause.NOT_STARTED)
 

@@ -33,7 +33,7 @@ from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
 from dl2d.core.task_starts_and_stops import Start
 from dl2d.tick.observation.observe import LiveJobs, Observed, live_jobs
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import has_called
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import has_called
 from dl2d.tick.tick_context import Context
 
 log = structlog.get_logger()

@@ -16,7 +16,7 @@ from dl2d.core.jobs import Job, JobState
 from dl2d.core.resource_manager import RmJob
 from dl2d.core.store import TickStore
 from dl2d.tick.observation.observe import LiveJobs
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import MAX_FUTURE_SECONDS
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import MAX_FUTURE_SECONDS
 from dl2d.tick.tick_context import Context, Timeouts
 
 log = structlog.get_logger()

@@ -92,7 +92,7 @@ class ClaimHistory:
             found[handle].add(node)
         return found
 
-    def is_undecided(self, grants: Collection[NodeGrant]) -> bool:
+    def needs_decision(self, grants: Collection[NodeGrant]) -> bool:
         """Whether tasks have to leave a node for a claim that was not there at the last decision.
 
         If that was made on an incomplete listing, any claim counts: resources that it has may be decided for a job.

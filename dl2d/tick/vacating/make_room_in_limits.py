@@ -126,7 +126,7 @@ class LimitHistory:
     #: limit again.
     set_aside_handles: frozenset[str] = frozenset()
 
-    def is_undecided(self) -> bool:
+    def needs_decision(self) -> bool:
         """Whether a job has got room that had none at the last decision."""
         return bool(self.granted if self.decided is None else self.granted - self.decided)
 

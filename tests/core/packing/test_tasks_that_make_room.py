@@ -147,7 +147,7 @@ def test_a_job_whose_tasks_are_large_gets_in_among_small_ones() -> None:
         small = world.settled(worker=Resources.of(cpu=2), ps=Resources.of(cpu=1), max_workers=10, max_ps=10)
         large = world.submit(worker=Resources.of(cpu=7, gpu=2), ps=Resources.of(cpu=1), max_workers=2, max_ps=1)
         world.settle(20)
-        decided = world.state.slot_decision.in_force.allocations()  # type: ignore[union-attr]
+        decided = world.state.slot_decision.in_force.allocations()
         assert decided[large].workers >= 1
         assert world.has(large) == decided[large]
         assert world.has(small) == decided[small]

@@ -39,21 +39,21 @@ def test_a_heartbeat_is_taken_once_and_in_order(world: ApiWorld) -> None:
 
 def test_which_tasks_are_starting_is_what_the_last_heartbeat_says(world: ApiWorld) -> None:
     job = world.submit()
-    assert world.answered.last(job).starting is None
+    assert world.answered.last(job).connected_tasks is None
     said = []
     for number, starting in enumerate(([], ["worker-0", "ps-3"], None)):
         more = {} if starting is None else {"starting": starting}
         assert send(world, job, beat(number, **more)) == [200]
-        said.append(world.answered.last(job).starting)
+        said.append(world.answered.last(job).connected_tasks)
     assert said == [frozenset(), {"worker-0", "ps-3"}, None]
 
 
 def test_whether_a_jobs_training_is_done_is_what_the_last_heartbeat_says(world: ApiWorld) -> None:
     job = world.submit()
-    assert not world.answered.last(job).ending
+    assert not world.answered.last(job).training_done
     for number, ending in enumerate((False, True, False)):
         assert send(world, job, beat(number, ending=ending)) == [200]
-        assert world.answered.last(job).ending is ending
+        assert world.answered.last(job).training_done is ending
 
 
 def test_the_first_heartbeat_after_a_gap_may_be_as_old_as_the_gap(world: ApiWorld) -> None:

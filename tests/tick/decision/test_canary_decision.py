@@ -144,7 +144,7 @@ def test_a_job_stays_in_the_group_that_is_recorded(drf: CanaryWorld) -> None:
     drf.add("old")
     report = drf.tick(1.0)
     assert [entry.by and entry.by.name for entry in report.decision.jobs] == ["drf", "fifo"]
-    assert report.slot_decision.group == {key}
+    assert report.slot_decision.canary_jobs == {key}
 
 
 def test_a_policy_that_gives_nothing_harms_its_own_group_only_and_is_set_aside(nothing: CanaryWorld) -> None:

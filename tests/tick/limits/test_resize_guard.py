@@ -40,13 +40,13 @@ from dl2d.tick.policy_check import policy_call
 from dl2d.tick.policy_check.decision_check import check_decision
 from dl2d.tick.policy_check.policy_call import Deadline
 from dl2d.tick.policy_check.policy_failures import PolicyFailures, SetAside
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import Silence
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import KeptSize
 from dl2d.tick.tick_context import Deciders, GuardRules
 
 WHY = Reason(Constraint.SATISFIED, "because")
 BIG = cluster(1, cpu=999, gpu=999, memory=999)
 NO_GUARD_STATE = GuardState()
-SILENT = Silence("its coordinator is silent")
+SILENT = KeptSize("its coordinator is silent")
 
 
 def a_decision(snapshot: Snapshot, *allocations: tuple[int, int]) -> Decision:
@@ -276,7 +276,7 @@ def test_in_an_exceeded_limit_minimum_sizes_come_before_what_other_jobs_have_abo
         limit = GrowthLimit(frozenset(job.anchor for job in jobs), {"gpu": left}, "queue root.a leaves no more to ann")
         silent = {jobs[given["silent"]].key: SILENT} if "silent" in given else {}
         return guard(
-            a_decision(snapshot, *wants), snapshot, rules, guard_state, silent=silent,
+            a_decision(snapshot, *wants), snapshot, rules, guard_state, kept_sizes=silent,
             growth_limits=() if by == "guard" else (limit,),
         )  # fmt: skip
 
@@ -444,7 +444,7 @@ def test_a_job_whose_coordinator_is_silent_stays_as_it_is() -> None:
         snapshot,
         GuardRules(),
         GuardState(),
-        silent={job.key: SILENT for job in jobs},
+        kept_sizes={job.key: SILENT for job in jobs},
     )
     assert outcome(decision) == [((3, 2), [Constraint.SILENT]), ((1, 1), [Constraint.SILENT])]
     assert decision.jobs[0].guarded[0].text == "its coordinator is silent: allocation unchanged meanwhile"
@@ -570,7 +570,7 @@ def test_pairs_of_rules(row: dict[str, Any], expected: list[Any]) -> None:
     )
     proposed = a_decision(snapshot, *wants)
     check_decision(proposed, snapshot)
-    decision = guard(proposed, snapshot, rules, guard_state, silent={jobs[number].key: SILENT for number in silent})
+    decision = guard(proposed, snapshot, rules, guard_state, kept_sizes={jobs[number].key: SILENT for number in silent})
     shown = [
         (entry.allocation, [f"{why.constraint}>{why.gave_way}" if why.gave_way else str(why.constraint)
                             for why in entry.guarded])
@@ -607,7 +607,7 @@ def test_a_job_that_has_never_run_keeps_no_part_of_its_minimum_size_without_room
     failures = {job.key: StartFailures(1, "exit status 1", snapshot.at - 1) for job in jobs if failed}
     decision = guard(
         a_decision(snapshot, (1, 1), (1, 1)), snapshot, GuardRules(**rules), GuardState(start_failures=failures),
-        silent={job.key: SILENT for job in jobs if silent},
+        kept_sizes={job.key: SILENT for job in jobs if silent},
     )  # fmt: skip
     assert outcome(decision) == expected
 
@@ -850,7 +850,7 @@ def _broken(
 @given(_situations(), _RULES)
 def test_all_rules_hold_or_the_reason_names_which_gave_way(situation: Any, rules: GuardRules) -> None:
     snapshot, proposed, guard_state, silent = situation
-    decision = guard(proposed, snapshot, rules, guard_state, silent=silent)
+    decision = guard(proposed, snapshot, rules, guard_state, kept_sizes=silent)
     entries = {entry.job: entry for entry in decision.jobs}
     hardness = (Constraint.SILENT, Constraint.BACKOFF, Constraint.CAPACITY, Constraint.FLOOR, Constraint.LIMIT,
                 Constraint.COOLDOWN, Constraint.CHURN)  # fmt: skip
@@ -872,7 +872,7 @@ def test_all_rules_hold_or_the_reason_names_which_gave_way(situation: Any, rules
         assert before.allocation == after.allocation or after.guarded
         limit = [max(*pair) for pair in zip(before.allocation, before.previous, strict=True)]
         assert all(count <= most for count, most in zip(after.allocation, limit, strict=True))
-    assert guard(proposed, snapshot, rules, guard_state, silent=silent) == decision
+    assert guard(proposed, snapshot, rules, guard_state, kept_sizes=silent) == decision
 
 
 def _starts_of(entry: JobDecision) -> int:

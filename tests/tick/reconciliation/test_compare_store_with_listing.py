@@ -20,10 +20,10 @@ from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import make_job
 from dl2d.tick.observation.observe import LiveJobs
 from dl2d.tick.observation.task_time_in_state import Elapsed, StateSince, update_state_since
-from dl2d.tick.reconciliation.compare_store_with_listing import Changes, compare
-from dl2d.tick.reconciliation.missing_tasks_and_silent_coordinators import update_calling_since
+from dl2d.tick.reconciliation.compare_store_with_listing import Changes, find_changes
 from dl2d.tick.reconciliation.stop_tasks_and_anchors import ended_jobs_to_check
 from dl2d.tick.reconciliation.task_matching import match_listing
+from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import update_calling_since
 from dl2d.tick.tick_context import Timeouts
 
 KEY = JobKey("here", "1", 1000)
@@ -72,7 +72,7 @@ def see(
     listing = RmListing(NOW, (), tuple(rm_jobs))
     matches = match_listing(live, {KEY: job} if job is not None else {}, listing, cluster="here")
     strays = {stray.identity: job for stray, _, name in matches.strays if name in asked and job is not None}
-    return compare(
+    return find_changes(
         live, ended, listing, matches, matches.unlisted if gone else (),
         timeouts=TIMEOUTS, start_failures={KEY: StartFailures(failures, "exit status 1", from_outside=outside)},
         elapsed={
@@ -272,23 +272,23 @@ def test_since_when_tasks_do_not_wait_for_a_limit() -> None:
     free = an_rm_job(R.PENDING)
     limited = replace_struct(free, limit=GrowthLimit(frozenset(), {}, "a limit"))
     found: dict[str, StateSince] = {}
-    for now, listed, unlimited_since in (
+    for now, listed, no_limit_since in (
         (7.0, limited, None), (8.0, limited, None), (9.0, None, None), (10.0, free, 10.0), (11.0, None, 10.0),
         (12.0, free, 10.0), (13.0, limited, None), (14.0, free, 14.0),
     ):  # fmt: skip
         found = update_state_since(found, [a_task(T.ASKED)], now, {} if listed is None else {tag: listed})
-        assert found == {tag: StateSince(T.ASKED, 7.0, unlimited_since)}
+        assert found == {tag: StateSince(T.ASKED, 7.0, no_limit_since)}
 
 
 def test_since_when_tasks_are_being_ended() -> None:
     tag = task_tag(KEY, "worker-0")
     found: dict[str, StateSince] = {}
-    for now, state, ending_since in (
+    for now, state, stopping_since in (
         (7.0, R.RUNNING, None), (8.0, R.ENDING, 8.0), (9.0, None, 8.0), (10.0, R.ENDING, 8.0), (11.0, R.RUNNING, None),
     ):  # fmt: skip
         listed = {} if state is None else {tag: an_rm_job(state)}
         found = update_state_since(found, [a_task(T.CONFIRMED)], now, listed)
-        assert found == {tag: StateSince(T.CONFIRMED, 7.0, 7.0, ending_since)}
+        assert found == {tag: StateSince(T.CONFIRMED, 7.0, 7.0, stopping_since)}
 
 
 COMBINATIONS = list(product(T, [None, *R], J, [None, *R], [0.0, 1e6], ["", "h0"], [None, 0.0]))

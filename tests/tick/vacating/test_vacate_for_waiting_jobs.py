@@ -731,7 +731,7 @@ def test_a_waiting_elastic_job_that_cannot_start_takes_nothing_from_claims(world
         reason = "QOS small leaves bob no more"
         world.manager.growth_limits = (GrowthLimit(frozenset({anchor}), {"cpu": 3.0}, reason),)
     elif obstacle == "backing off":
-        failed = {second: StartFailures(at=world.now, not_counted=9)}
+        failed = {second: StartFailures(at=world.now, only_delaying=9)}
         world.store.keep_guard_state(replace(world.store.guard_state(), start_failures=failed))
     else:
         calling.remove(second)

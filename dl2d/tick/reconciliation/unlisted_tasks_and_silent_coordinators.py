@@ -21,8 +21,8 @@ MAX_FUTURE_SECONDS = 60.0
 SILENT_HEARTBEATS = 3
 
 
-class Silence(NamedTuple):
-    """Why a job keeps what it has; most often its coordinator is silent, or admits no tasks."""
+class KeptSize(NamedTuple):
+    """Why the size of a job is not changed now: its coordinator is silent or admits no tasks, or it is starting."""
 
     cause: str
     #: Whether its anchor holds resources but does not execute. This is a reason also where the policy would not change
@@ -40,7 +40,7 @@ class Absence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class Unlisted:
     """Absences by tag."""
 
     absences: Mapping[str, Absence] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Missing:
     #: When that listing came, seconds on the monotonic clock.
     counted_at: float = 0.0
 
-    def after(self, unlisted: Collection[str], listing: RmListing, now: float) -> Missing:
+    def after(self, unlisted: Collection[str], listing: RmListing, now: float) -> Unlisted:
         """The absences after one more listing, which lacks these tags; ``now`` is in seconds on the monotonic clock.
 
         An incomplete listing, or one that the manager returns a second time, is not counted. But a tag that it contains
@@ -63,7 +63,7 @@ class Missing:
                 absences[tag] = Absence(1, now) if before is None else Absence(before.listings + 1, before.since)
             elif before is not None:
                 absences[tag] = before
-        return Missing(absences, listing.at if counts else self.listed_at, now if counts else self.counted_at)
+        return Unlisted(absences, listing.at if counts else self.listed_at, now if counts else self.counted_at)
 
     def seconds(self, tag: str) -> float:
         """How long a tag has been absent."""

@@ -14,7 +14,7 @@ from dl2d.core.resource_manager import RmListing
 OBSERVED = "observed"
 
 
-def observed_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) -> Decision:
+def present_sizes_decision(snapshot: Snapshot, listing: RmListing, scheduler: str) -> Decision:
     """Each job's allocation now, and for jobs that have nothing the scheduler's own reason.
 
     ``scheduler`` is its name and version.
