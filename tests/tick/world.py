@@ -163,7 +163,7 @@ class World:
             allow_changes=self.allow_changes,
             final_states=self.final_states,
             last_heartbeat=lambda job: LastHeartbeat(
-                starting=self.starting, ending=job in self.ending, after_gap=job in self.after_gap
+                connected_tasks=self.starting, training_done=job in self.ending, after_gap=job in self.after_gap
             ),
             timer=lambda: self.elapsed,
         )
