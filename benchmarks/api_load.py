@@ -57,14 +57,14 @@ from dl2d.core.errors import Denied
 from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey, JobState, Owner
 from dl2d.core.store import JobChange
-from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS
+from dl2d.daemon.api.http_application import create_api
+from dl2d.daemon.api.http_server import ApiServer
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.request_limits import HEARTBEATS_PER_SECOND, VIEWS_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.route_dependencies import Services
-from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health_and_metrics import Health
-from dl2d.daemon.resource_manager_access import ManagerAccess
+from dl2d.daemon.shared_resource_manager import ManagerAccess
 from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryManager, make_job

@@ -37,8 +37,8 @@ from pathlib import Path
 import numpy as np
 from harness import options_of, show
 
-from dl2d.cli.policy_trials.learning_from_site_records import TwinSettings, learn
-from dl2d.cli.policy_trials.promotion_trial import TrialPolicy, on_trial, policy_of, recorded_days
+from dl2d.cli.policy_trials.train_on_site_records import TwinSettings, learn
+from dl2d.cli.policy_trials.trial_on_recorded_days import TrialPolicy, on_trial, policy_of, recorded_days
 from dl2d.config.settings import Settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.confidence_interval import estimate
@@ -47,10 +47,10 @@ from dl2d.core.jobs import NOTHING, Allocation
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE, Policy
 from dl2d.learning.dl2.supervised import imitate_with_scorer
+from dl2d.learning.dl2_paper.imitation_learning import imitate_recordings
 from dl2d.learning.dl2_paper.settings import SITE
 from dl2d.learning.dl2_paper.settings import Settings as PaperSettings
-from dl2d.learning.dl2_paper.supervised import imitate_recordings
-from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.dl2_paper.training_loop import train
 from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
@@ -62,8 +62,8 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.workload.format import Workload
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_file import Workload
+from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store.sql_store import SqlStore
 
 # isort: split

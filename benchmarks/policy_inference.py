@@ -46,8 +46,8 @@ MODELS = sorted(profile_names())[:8]
 def original(jobs: int) -> Policy:
     """The paper's policy with a network that sizes as Optimus does."""
     from dl2d.learning.dl2_paper.settings import Settings  # noqa: PLC0415 - torch takes seconds
-    from dl2d.learning.dl2_paper.trainer import train  # noqa: PLC0415
-    from dl2d.simulation.workload.sources import load_source  # noqa: PLC0415
+    from dl2d.learning.dl2_paper.training_loop import train  # noqa: PLC0415
+    from dl2d.simulation.workload.workload_source_by_name import load_source  # noqa: PLC0415
 
     source = "generator:dl2?nodes=96&jobs=30&models=" + ",".join(MODELS)
     workloads = [load_source(source, seed=seed).workload for seed in range(6)]

@@ -19,11 +19,11 @@ import numpy as np
 from harness import options_of, show
 
 from dl2d.core.resources import Resources
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.simulation.policy_by_name import find_policy
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
+from dl2d.simulation.workload.workload_file import Workload
 
 MODELS = "bert,cnn-text-classification,dssm,gpt-2,inception-bn,inception-v3,resnet-50,resnext-110"
 PRESETS = {

@@ -25,15 +25,15 @@ from harness import options_of, show
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import JobKey, JobState, Launch, Owner, Progress, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_job
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
-from dl2d_slurm.commands.command_records import format_option
+from dl2d_slurm.commands.squeue_and_sinfo_records import format_option
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS

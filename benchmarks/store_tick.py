@@ -26,9 +26,9 @@ from dl2d.core.cluster import Node, Snapshot, TaskState
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, Launch, Progress, Role
 from dl2d.core.measured_speeds_and_losses import TrainingKind
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan, Start, Stop
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot, TaskChange
-from dl2d.core.task_starts_and_stops import Outcome, Plan, Start, Stop
 from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_job

@@ -29,8 +29,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from dl2d.cli.main import COMMANDS
 from dl2d.config.settings import Settings, shipped
+from dl2d.store.sql_views import views
 from dl2d.store.tables.row_mapping import Base
-from dl2d.store.views import views
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by docs/references.py; change the code or etc/dl2d.yaml, then run `make references`. -->\n\n"

@@ -17,7 +17,7 @@ import httpx2
 import yaml
 from free_ports import free_port
 
-from dl2d.cli.daemon_access.daemon_client import daemon_trust
+from dl2d.cli.daemon_access.job_api_client import daemon_trust
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import Allocation, Job, JobKey, Role

@@ -17,10 +17,10 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Constraint, Decision
 from dl2d.core.jobs import JobRequest, JobState, Launch
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.tables.jobs import JobRow, ProgressRow
 from dl2d.store.tables.kind_speeds import SpeedRow
 from dl2d.store.tables.membership_changes import RuntimePlanRow

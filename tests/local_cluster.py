@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from daemon_process import DaemonProcess
 
-from dl2d.cli.daemon_access.daemon_client import DaemonClient
+from dl2d.cli.daemon_access.job_api_client import DaemonClient
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Task
 from dl2d.core.errors import Dl2dError

@@ -16,15 +16,15 @@ from dl2d.core.cluster import Snapshot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Job, JobKey, JobState, Progress
 from dl2d.core.packing.bin_packing import Packing
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan
 from dl2d.core.policy import Policy
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, Slot
-from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.site_records.recorded_days import DAY_SECONDS
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.simulation.replay import replay
-from dl2d.simulation.workload.format import Workload
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_file import Workload
+from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store import schema_version
 from dl2d.store.sql_store import SqlStore
 

@@ -14,9 +14,9 @@ from typing import Self
 
 import pytest
 
-from dl2d.cli.daemon_access import daemon_client
-from dl2d.cli.daemon_access.daemon_client import DaemonClient
-from dl2d.cli.daemon_access.daemon_health import daemon_health
+from dl2d.cli.daemon_access import job_api_client
+from dl2d.cli.daemon_access.job_api_client import DaemonClient
+from dl2d.cli.daemon_access.read_daemon_health import daemon_health
 from dl2d.config.settings import load_settings
 from dl2d.core.errors import Unavailable
 from dl2d.daemon.key_and_address_files import load_credentials
@@ -79,7 +79,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def test_no_request_goes_to_a_program_of_another_account(recorder: Recorder, tmp_path: Path, monkeypatch) -> None:
-    for module in (daemon_http, daemon_client):
+    for module in (daemon_http, job_api_client):
         monkeypatch.setattr(module, "trusted_accounts", lambda *_: frozenset({OTHER}))
     config = tmp_path / "dl2d.yaml"
     config.write_text(f"state_dir: {tmp_path}\napi:\n  port: {recorder.port}\n")
@@ -99,7 +99,7 @@ def test_no_request_goes_to_a_program_of_another_account(recorder: Recorder, tmp
 
 def test_whoever_may_not_look_for_the_key_sees_a_daemon_of_another_account(tmp_path: Path, monkeypatch) -> None:
     """It has no secret to protect, and the key file does not tell whose the daemon is."""
-    monkeypatch.setattr(daemon_client, "trusted_accounts", lambda *_: frozenset({OTHER}))
+    monkeypatch.setattr(job_api_client, "trusted_accounts", lambda *_: frozenset({OTHER}))
     content = json.dumps({"version": "1", "cluster": "lab", "slot": 7, "problems": []}).encode()
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
     with Recorder(head + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)) as recorder:

@@ -14,7 +14,7 @@ from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import SchemaOutdated
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.export import export as write_files
 
 app = typer.Typer(no_args_is_help=True, help="Schema, readers and export of the database.")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.progress_display import interruptible, shown_progress
+from dl2d.cli.progress_bars import interruptible, shown_progress
 from dl2d.cli.shared_options import JsonOption, option
 from dl2d.core.errors import RequestError
 from dl2d.experiments.definition import (
@@ -23,13 +23,13 @@ from dl2d.experiments.definition import (
     parse_seeds,
     write_experiment,
 )
-from dl2d.experiments.executors import Executor, LocalProcesses, Ray
+from dl2d.experiments.local_and_ray_executors import Executor, LocalProcesses, Ray
 from dl2d.experiments.report import summary_json, write_report
-from dl2d.experiments.result_statistics import summarise
 from dl2d.experiments.run_experiment import Run, begin_run, check_experiment, read_run, run_cells
 from dl2d.experiments.run_simulation import Finished
-from dl2d.experiments.variants import Scale, at_scale, changed, names_kinds, on_files, on_kinds
-from dl2d.simulation.workload.sources import matching_files
+from dl2d.experiments.tables_of_results import summarise
+from dl2d.experiments.variants_of_definition import Scale, at_scale, changed, names_kinds, on_files, on_kinds
+from dl2d.simulation.workload.workload_source_by_name import matching_files
 
 app = typer.Typer(no_args_is_help=True, help="Compares policies over workloads and seeds, and writes a report.")
 

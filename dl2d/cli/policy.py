@@ -11,7 +11,7 @@ import typer
 
 from dl2d.cli.daemon_access.open_store import open_store, store_if_current
 from dl2d.cli.output import moment, print_json, print_tables, print_text, table
-from dl2d.cli.progress_display import shown_progress
+from dl2d.cli.progress_bars import shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.daemon_mode_and_canary import CanaryState, Mode
@@ -170,8 +170,8 @@ def _pass_gate(settings: Settings, store: SqlStore, version: Version) -> str:
         It cannot decide at all.
     """
     # The simulator, which no other command here waits for.
-    from dl2d.cli.policy_trials import promotion_trial as trials  # noqa: PLC0415
-    from dl2d.cli.policy_trials.trained_policy_check import replay_line, replayed  # noqa: PLC0415
+    from dl2d.cli.policy_trials import trial_on_recorded_days as trials  # noqa: PLC0415
+    from dl2d.cli.policy_trials.check_trained_policy import replay_line, replayed  # noqa: PLC0415
 
     name, registry = version.policy, store.registry
     if version.state is VersionState.LIVE:

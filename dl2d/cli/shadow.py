@@ -13,14 +13,14 @@ import typer
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
 from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, print_text, table
-from dl2d.cli.progress_display import interruptible, shown_progress
+from dl2d.cli.progress_bars import interruptible, shown_progress
 from dl2d.cli.shared_options import ConfigOption, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import Dl2dError, WorkloadError, counted
 from dl2d.daemon.policy_versions.active_version import current_checkpoint
 from dl2d.plugins import takes_checkpoint
 from dl2d.policies.common.checkpoint import Checkpoint
-from dl2d.store.database import StoreLocation
+from dl2d.store.connections_and_transactions import StoreLocation
 from dl2d.store.shadow_comparison import shadow_comparison
 
 if TYPE_CHECKING:
@@ -112,7 +112,13 @@ def _savings(settings: Settings, days: float) -> dict[str, Any]:
     nothing was replayed.
     """
     # The simulator, which --no-saved does not wait for.
-    from dl2d.cli.policy_trials.promotion_trial import deciding, on_trial, recorded_days, site_scheduler, slot_seconds  # noqa: PLC0415
+    from dl2d.cli.policy_trials.trial_on_recorded_days import (  # noqa: PLC0415
+        deciding,
+        on_trial,
+        recorded_days,
+        site_scheduler,
+        slot_seconds,
+    )
 
     with interruptible(lambda: "nothing was compared"), shown_progress() as tell, open_store(settings) as store:
         ours = deciding(settings, store.registry)

@@ -13,17 +13,17 @@ import typer
 from rich.table import Table
 
 from dl2d.cli.output import print_tables, table
-from dl2d.cli.progress_display import shown_progress
+from dl2d.cli.progress_bars import shown_progress
 from dl2d.cli.shared_options import JsonOption, option, options_given
 from dl2d.core.errors import WorkloadError, printable
 from dl2d.core.json_codec import as_plain
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
-from dl2d.simulation.key_value_options import key_values
-from dl2d.simulation.policy_lookup import LEARNED, find_policy
+from dl2d.simulation.parse_key_value_options import key_values
+from dl2d.simulation.policy_by_name import LEARNED, find_policy
 from dl2d.simulation.replay import Replayed, replay
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.workload.sources import load_source, source_forms
+from dl2d.simulation.workload.workload_source_by_name import load_source, source_forms
 
 
 def simulate(

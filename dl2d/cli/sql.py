@@ -15,7 +15,7 @@ from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.shared_options import ConfigOption, JsonOption
 from dl2d.config.settings import DEFAULT_PATH, load_settings
 from dl2d.core.errors import Dl2dError
-from dl2d.store.database import StoreLocation
+from dl2d.store.connections_and_transactions import StoreLocation
 from dl2d.store.read_only_query import ask, shell_environment
 
 

@@ -10,8 +10,8 @@ from dl2d.core.cluster import Task
 from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
 from dl2d.core.decision import JobDecision
 from dl2d.core.jobs import Job, JobKey
+from dl2d.core.plan_of_starts_and_stops import Deferred, Failure
 from dl2d.core.store import DecisionEntry, Resize, RuntimePlan, SlotSummary, TaskReport, TaskTime
-from dl2d.core.task_starts_and_stops import Deferred, Failure
 
 #: Jobs, slots or decisions that one call lists at most.
 MAX_LISTED = 10_000

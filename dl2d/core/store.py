@@ -17,8 +17,8 @@ from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey, JobRequest, JobState, Launch, Owner, Progress, Role
 from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredLoss, MeasuredSpeeds, TrainingKind
+from dl2d.core.plan_of_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 from dl2d.core.resize_guard_state import GuardState
-from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dl2d.core.errors import counted
 from dl2d.core.resource_manager import CallStatistics
 from dl2d.daemon.policy_versions.canary_comparison import CanaryComparison
 from dl2d.tick.observation.observe import NO_NODES
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from pslite.job.printable_text import printable
 
 #: Characters of an error that are kept.

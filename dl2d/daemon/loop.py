@@ -23,8 +23,9 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import AlreadyRunning, ConfigError, Dl2dError, Waiting, counted
 from dl2d.core.resource_manager import RateLimitedManager, ResourceManager, TaskSpec
-from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import ConnectionLimits
+from dl2d.daemon.api.http_application import create_api
+from dl2d.daemon.api.http_server import ApiServer
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.request_limits import (
@@ -36,27 +37,26 @@ from dl2d.daemon.api.request_limits import (
     heartbeat_interval,
 )
 from dl2d.daemon.api.route_dependencies import Services
-from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.api.tls_certificate import served_certificate_problem
 from dl2d.daemon.health_and_metrics import Health, stuck_seconds
 from dl2d.daemon.key_and_address_files import load_credentials, write_address
-from dl2d.daemon.log_messages import TickLog
+from dl2d.daemon.log_lines_of_ticks import TickLog
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
 from dl2d.daemon.policy_versions.active_version import ActiveVersion, slot_length_warning
 from dl2d.daemon.policy_versions.canary_run import JUDGE_SECONDS, CanaryRun
 from dl2d.daemon.policy_versions.learner_supervisor import LEARNING_EXECUTOR, Learner, schedule_learning
-from dl2d.daemon.resource_manager_access import ManagerAccess
 from dl2d.daemon.retention_thread import PRUNE_SECONDS, prune
+from dl2d.daemon.shared_resource_manager import ManagerAccess
 from dl2d.daemon.standby import LeaseKeeper, lease_seconds, renewal_seconds
 from dl2d.daemon.systemd import ServiceManager
-from dl2d.daemon.tick_settings import guard_rules, manager_settings, timeouts
+from dl2d.daemon.tick_settings_from_configuration import guard_rules, manager_settings, timeouts
 from dl2d.plugins import load_manager, load_placement, load_policy
 from dl2d.policies.common.checkpoint import checkpoint_of
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_check.policy_call import Deadline
 from dl2d.tick.policy_check.policy_failures import RECENT_DECISIONS
 from dl2d.tick.reconciliation.static_jobs import LOOK_BACK_SECONDS
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders

@@ -43,7 +43,7 @@ from dl2d.experiments.participants import (
 )
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.simulation_presets import PresetName
-from dl2d.simulation.workload.sources import is_drawn, named_file
+from dl2d.simulation.workload.workload_source_by_name import is_drawn, named_file
 
 MAX_CASES = 100
 MAX_POLICIES = 50

@@ -18,8 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from dl2d.core.array_types import Floats
-from dl2d.experiments.participant_preparation import REFERENCE
-from dl2d.experiments.result_statistics import (
+from dl2d.experiments.participant_training import REFERENCE
+from dl2d.experiments.run_experiment import Run
+from dl2d.experiments.tables_of_results import (
     CaseSummary,
     Curve,
     PolicySummary,
@@ -28,7 +29,6 @@ from dl2d.experiments.result_statistics import (
     curves,
     read_timelines,
 )
-from dl2d.experiments.run_experiment import Run
 
 #: Colours that people with any colour vision tell apart: Okabe and Ito, "Color Universal Design" (2008), without its
 #: yellow, which is lost on white. A policy has the same in every report.

@@ -16,7 +16,7 @@ from dl2d.core.input_validation import Flag, Items, Kinds, Record, Text, Whole, 
 from dl2d.learning.dl2.training import TrainingSettings
 from dl2d.learning.dl2_paper.settings import PAPER, Settings
 from dl2d.policies.common.checkpoint import FORMER_DESIGNS
-from dl2d.simulation.workload.sources import is_drawn
+from dl2d.simulation.workload.workload_source_by_name import is_drawn
 
 Setting = float | int | bool | str
 Number = float | int | bool

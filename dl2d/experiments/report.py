@@ -12,8 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 from dl2d.core.confidence_interval import Estimate
 from dl2d.experiments.figures import Picture, draw_plots
-from dl2d.experiments.participant_preparation import Prepared, settings_line
-from dl2d.experiments.result_statistics import (
+from dl2d.experiments.participant_training import Prepared, settings_line
+from dl2d.experiments.run_experiment import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
+from dl2d.experiments.simulation_setup import is_ideal
+from dl2d.experiments.tables_of_results import (
     CaseSummary,
     Curve,
     Finding,
@@ -23,8 +25,6 @@ from dl2d.experiments.result_statistics import (
     findings,
     summarise,
 )
-from dl2d.experiments.run_experiment import DEFINITION, ENVIRONMENT, RESULTS, ExperimentError, Run
-from dl2d.experiments.simulation_setup import is_ideal
 
 MARKDOWN, HTML, PLOTS = "report.md", "report.html", "plots"
 _TEMPLATES = Path(__file__).parent / "templates"

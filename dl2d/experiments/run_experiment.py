@@ -38,8 +38,8 @@ from dl2d.experiments.definition import (
     with_sources,
     write_experiment,
 )
-from dl2d.experiments.executors import Executor
-from dl2d.experiments.participant_preparation import Preparation, Prepared
+from dl2d.experiments.local_and_ray_executors import Executor
+from dl2d.experiments.participant_training import Preparation, Prepared
 from dl2d.experiments.provenance import code_digest, environment
 from dl2d.experiments.run_simulation import (
     Cell,
@@ -52,7 +52,7 @@ from dl2d.experiments.run_simulation import (
     replay_cell,
 )
 from dl2d.simulation.result_time_series import SlotSeries
-from dl2d.simulation.workload.sources import named_file
+from dl2d.simulation.workload.workload_source_by_name import named_file
 
 DEFINITION, RESULTS, TIMINGS, ENVIRONMENT = "definition.yaml", "results.json", "timings.json", "environment.json"
 _CELLS, _SERIES, _INPUTS, _PREPARED = "cells", "series", "inputs", "prepared"

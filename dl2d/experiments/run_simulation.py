@@ -10,13 +10,13 @@ from pathlib import Path
 
 from dl2d.core.errors import Dl2dError
 from dl2d.experiments.definition import Case, Experiment
-from dl2d.experiments.participant_preparation import Preparation, combinations, to_prepare
+from dl2d.experiments.participant_training import Preparation, combinations, to_prepare
 from dl2d.experiments.participants import Participant
 from dl2d.experiments.simulation_setup import placement_for, policy_for, rules_for, tuned
 from dl2d.simulation.completion_time_lower_bound import lower_bound
 from dl2d.simulation.replay import replay
 from dl2d.simulation.result_time_series import SlotSeries
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from dl2d.experiments.definition import Case, Experiment
 from dl2d.experiments.participants import PLACEMENT, Number, Participant
 from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
-from dl2d.simulation.policy_lookup import LEARNED, TOLD, find_policy
+from dl2d.simulation.policy_by_name import LEARNED, TOLD, find_policy
 from dl2d.simulation.simulation_presets import Preset, preset
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 
 def rules_for(experiment: Experiment, case: Case) -> Preset:

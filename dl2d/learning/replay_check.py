@@ -17,11 +17,11 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.learning.site_records.digital_twin import Speeds, workload_of
 from dl2d.learning.site_records.recorded_days import Day, DayJob
 from dl2d.simulation.replay import IdleCluster, Rules, replay
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.training_data import by_kind
 from dl2d.tick.tick_context import GuardRules

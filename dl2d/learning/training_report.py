@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.learning.dl2.training import State, TrainingSettings
 from dl2d.policies.common.checkpoint import writing
-from dl2d.simulation.policy_lookup import replay_by_name
+from dl2d.simulation.policy_by_name import replay_by_name
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 #: ``-true``: told the true speeds.
 BASELINES = ("drf", "optimus-true", "lookahead-true")

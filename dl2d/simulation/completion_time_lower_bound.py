@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dl2d.policies.dl2.pareto_frontier import allowed_sizes
-from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
+from dl2d.simulation.workload.workload_file import SimulatedJob, Workload, to_request
 
 
 @dataclass(frozen=True, slots=True)

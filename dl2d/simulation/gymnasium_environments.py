@@ -21,8 +21,8 @@ from dl2d.policies.dl2_paper.observation import Observations
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload
 from dl2d.simulation.workload.generators import generate
+from dl2d.simulation.workload.workload_file import Workload
 
 ENVIRONMENT_ID = "dl2d/Cluster-v0"
 #: What the environments take for their workloads.

@@ -24,9 +24,9 @@ from dl2d.core.measured_speeds_and_losses import (
     count,
     mean_point,
 )
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.store import JobChange, Slot, TaskChange, TaskReport
-from dl2d.core.task_starts_and_stops import Start
 
 
 class MemoryStore:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dl2d.core.cluster import Node
 from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.workload.format import CapacityChange
+from dl2d.simulation.workload.workload_file import CapacityChange
 
 _HOUR = 3600.0
 

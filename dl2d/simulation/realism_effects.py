@@ -13,7 +13,7 @@ from dl2d.core.jobs import TASK_ROLES, Architecture, Role
 from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
-from dl2d.simulation.workload.format import SimulatedJob, Workload
+from dl2d.simulation.workload.workload_file import SimulatedJob, Workload
 
 _MB = 1e6
 #: Factors of losses that are outliers.

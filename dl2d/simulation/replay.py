@@ -22,7 +22,7 @@ from dl2d.core.errors import Dl2dError
 from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey, JobState, Launch, Owner, Progress, Role
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_resource_manager import MemoryManager
@@ -32,7 +32,7 @@ from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
 from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.workload.format import SimulatedJob, Workload, to_request
+from dl2d.simulation.workload.workload_file import SimulatedJob, Workload, to_request
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, Timeouts

@@ -24,7 +24,7 @@ from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules
 from dl2d.simulation.speeds.realism_options import REALISTIC
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 
 class TrueSpeeds:

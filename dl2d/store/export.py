@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Table, select, tuple_
 
 from dl2d.core.errors import RequestError
-from dl2d.store.database import Database
+from dl2d.store.connections_and_transactions import Database
 from dl2d.store.tables.jobs import JobRow
 from dl2d.store.tables.row_mapping import Base, table_of
 

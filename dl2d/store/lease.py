@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapped
 
 from dl2d import lock_file
 from dl2d.core.errors import AlreadyRunning, StoreUnavailable
-from dl2d.store.database import Database, StoreLocation, translated
+from dl2d.store.connections_and_transactions import Database, StoreLocation, translated
 from dl2d.store.tables.row_mapping import ZERO, Base, Moment, UserText, column
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dl2d.core.errors import RequestError, SchemaOutdated
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 
 Rows = list[tuple[Any, ...]]
 

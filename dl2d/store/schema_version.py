@@ -22,9 +22,9 @@ from sqlalchemy import Connection, text, update
 
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError
 from dl2d.store import sqlite_file
-from dl2d.store.database import LOCK_SECONDS, Database, StoreLocation, translated
+from dl2d.store.connections_and_transactions import LOCK_SECONDS, Database, StoreLocation, translated
 from dl2d.store.lease import LeaseRow, lease_of
-from dl2d.store.views import create_views, describe, readable
+from dl2d.store.sql_views import create_views, describe, readable
 
 #: Not alembic's usual name, so that the database may be shared with another program that uses alembic.
 VERSION_TABLE = "dl2d_schema_version"

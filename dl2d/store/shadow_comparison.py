@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dl2d.core.decision import SOON_SECONDS
-from dl2d.store.database import StoreLocation
+from dl2d.store.connections_and_transactions import StoreLocation
 from dl2d.store.read_only_query import ask
 
 # The index on the slot finds these decisions; days_ago of shadow_decisions would be computed for the whole history.

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, func, select
 from dl2d.core.cluster import Node, Snapshot, TaskState, in_submit_order
 from dl2d.core.jobs import NO_LAUNCH, NOTHING, Allocation, Job, JobKey
 from dl2d.core.measured_speeds_and_losses import TrainingKind
-from dl2d.core.progress import Count
+from dl2d.core.progress_callback import Count
 from dl2d.core.resources import Resources
 from dl2d.core.store import ClusterState, History, RecordedSizes
 from dl2d.store.tables.jobs import JobRow, job_of

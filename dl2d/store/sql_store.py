@@ -17,10 +17,10 @@ from sqlalchemy import Connection, select, update
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated
 from dl2d.core.jobs import JobKey, Progress
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.core.store import History, LeaseSign, RetentionTimes, TaskReport
 from dl2d.store import retention, schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.lease import LeaseRow, lease_of
 from dl2d.store.site_history_reader import read_history
 from dl2d.store.tables.canaries import SqlCanaries

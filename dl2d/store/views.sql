@@ -1,7 +1,7 @@
 -- Views for administrators and analysts; dl2d itself does not read them. `dl2d db upgrade` creates them anew and keeps
 -- who may read them. Their columns are stable: a version of dl2d may add some, and says so if it removes or renames one.
 --
--- In braces stands what SQLite and PostgreSQL write differently (dl2d/store/views.py): {time X} the timestamp of X
+-- In braces stands what SQLite and PostgreSQL write differently (dl2d/store/sql_views.py): {time X} the timestamp of X
 -- seconds since 1970, {hour X} and {day X} the hour and day that it lies in, {now} the seconds since 1970, {amount X Y}
 -- the amount of resource Y in the demand X, and {event X} when a resize entered the state X. Timestamps are UTC in
 -- SQLite, with time zone in PostgreSQL.

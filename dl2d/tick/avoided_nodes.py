@@ -16,11 +16,11 @@ from dl2d.core.cluster import Node, NodeSet, Snapshot, Task, TaskState
 from dl2d.core.jobs import Allocation, FailureCause, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement, keeps_bundles
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan
 from dl2d.core.resize_guard_state import GuardState, NodeTrouble
 from dl2d.core.resource_manager import EligibleNodes, RmJob, RmListing
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import TaskChange
-from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.tick.count_failed_starts import gave_up_unconnected
 
 #: How long a job avoids a node that was refused to it, or on which a task of it failed; doubled with each further

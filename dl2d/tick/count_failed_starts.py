@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dl2d.core.backoff_after_failed_starts import AttemptKind, StartFailures
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import FailureCause, JobKey
+from dl2d.core.plan_of_starts_and_stops import Outcome
 from dl2d.core.store import TaskChange
-from dl2d.core.task_starts_and_stops import Outcome
 
 NO_FAILURES = StartFailures()
 #: Ten attempts that ended from these causes count as one. They are not ignored, since a job may itself make nodes fail.

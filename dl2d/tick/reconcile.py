@@ -19,7 +19,7 @@ from dl2d.core.jobs import Job, JobKey, JobState, Owner
 from dl2d.core.resize_guard_state import GuardState, Requeue
 from dl2d.core.resource_manager import GrowthLimit, RmJob, RmJobState, RmListing
 from dl2d.core.store import TickStore
-from dl2d.tick.apply import start_anchors
+from dl2d.tick.apply_plan import start_anchors
 from dl2d.tick.avoided_nodes import remember_failing_nodes
 from dl2d.tick.count_failed_starts import count_failures
 from dl2d.tick.observation.allocated_resources import with_given

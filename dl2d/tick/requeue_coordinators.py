@@ -11,7 +11,7 @@ from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.jobs import JobKey, JobState
 from dl2d.core.resize_guard_state import Requeue
 from dl2d.core.resource_manager import RmIdentity, RmJob
-from dl2d.tick.apply import may_submit_more
+from dl2d.tick.apply_plan import may_submit_more
 from dl2d.tick.idle_coordinators import IdleHistory, find_requeues
 from dl2d.tick.reconcile import REQUEUED_FOR_ANOTHER_JOB, Reconciled
 from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import KeptSize

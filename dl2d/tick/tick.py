@@ -14,24 +14,24 @@ from dl2d.core.cluster import Snapshot, TaskGroup, submit_order
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Decision, JobDecision
 from dl2d.core.jobs import NOTHING, Allocation, JobKey
-from dl2d.core.task_starts_and_stops import Outcome, Plan
-from dl2d.tick.apply import apply
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan
+from dl2d.tick.apply_plan import apply
 from dl2d.tick.avoided_nodes import avoided_of_queued, remember_refused_starts
 from dl2d.tick.count_failed_starts import count_refused
 from dl2d.tick.decision.canary_decision import canary_jobs
 from dl2d.tick.decision.decide import decide, decision_in_force, room_appeared, situation_digest
 from dl2d.tick.decision.long_waiting_jobs import held_back, jobs_held_back
 from dl2d.tick.decision.present_sizes_decision import present_sizes_decision
+from dl2d.tick.limits.defer_starts_beyond_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.limits.resize_guard import guard
 from dl2d.tick.limits.shared_limits import left_by_site_limits, limits_for_policies
-from dl2d.tick.limits.starts_within_limits import groups_without_replacement, within_allowance, within_limits
 from dl2d.tick.observation.observe import observe, with_evidence
 from dl2d.tick.place.place import place
 from dl2d.tick.policy_check.policy_failures import set_aside_after_wait
 from dl2d.tick.policy_check.waiting_jobs_that_fit import NeedlessWait, startable_waiting_jobs
 from dl2d.tick.reconcile import Reconciled, reconcile
 from dl2d.tick.reconciliation.queued_tasks import QueueHistory, queue_tasks
-from dl2d.tick.record import Report, record
+from dl2d.tick.record_slot import Report, record
 from dl2d.tick.requeue_coordinators import requeue_coordinators
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import SlotDecision, TickState

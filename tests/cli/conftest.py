@@ -14,7 +14,7 @@ from migrated import sqlite_store
 from tick.world import World
 
 from dl2d.cli import main
-from dl2d.cli.policy_trials import promotion_trial
+from dl2d.cli.policy_trials import trial_on_recorded_days
 from dl2d.core.jobs import JobKey
 from dl2d.learning.site_records import split_of_recorded_days
 from dl2d.learning.site_records.split_of_recorded_days import split_history
@@ -57,7 +57,7 @@ def dl2d(capfd: pytest.CaptureFixture[str]) -> Dl2d:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of recorded days few workloads are made, to train on and to compare on: most of the time goes into these."""
-    monkeypatch.setattr(promotion_trial, "split_history", partial(split_history, draws=4, tests=4))
+    monkeypatch.setattr(trial_on_recorded_days, "split_history", partial(split_history, draws=4, tests=4))
     monkeypatch.setattr(split_of_recorded_days, "_MAX_VALIDATION_DAYS", 1)
     monkeypatch.setattr(split_of_recorded_days, "_MAX_DRAWS", 2)
 

@@ -17,8 +17,8 @@ import yaml
 
 from dl2d.experiments import report
 from dl2d.experiments.definition import builtin_names, digest, find_experiment
-from dl2d.simulation.workload.format import write_workload
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_file import write_workload
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 TINY = {
     "name": "tiny", "version": 1, "description": "One small workload.",

@@ -17,11 +17,11 @@ from learning.site_records.test_recorded_days import a_history, a_job
 from recorded_site import MONDAY
 
 from dl2d.cli import policy as policy_commands
-from dl2d.cli.policy_trials import promotion_trial, trained_policy_check
+from dl2d.cli.policy_trials import check_trained_policy, trial_on_recorded_days
 from dl2d.config.settings import load_settings
 from dl2d.core.jobs import Allocation
 from dl2d.core.policy_registry import SITE_SCHEDULER, Trial, Version, VersionState
-from dl2d.core.progress import silent
+from dl2d.core.progress_callback import silent
 from dl2d.learning.site_records.split_of_recorded_days import split_history
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
@@ -65,9 +65,10 @@ def test_only_a_comparison_that_was_made_is_said_to_be_one(config: Path) -> None
 
     def reason(min_jobs: int, deleted: int = 0) -> str:
         learning = settings.learning.model_copy(update={"gate_min_jobs": min_jobs})
-        trial = promotion_trial.on_trial(
+        trial = trial_on_recorded_days.on_trial(
             settings.model_copy(update={"learning": learning}), "drf", replace(split, deleted=deleted),
-            promotion_trial.TrialPolicy("other", Drf()), promotion_trial.TrialPolicy(SITE_SCHEDULER, None), tell=silent,
+            trial_on_recorded_days.TrialPolicy("other", Drf()),
+            trial_on_recorded_days.TrialPolicy(SITE_SCHEDULER, None), tell=silent,
         )  # fmt: skip
         return trial.reason
 
@@ -150,8 +151,8 @@ def test_a_passed_trial_counts_while_that_decides_and_until_the_version_is_taken
         (version,) = (each for each in registry.versions("dl2") if each.digest == two)
 
         def counts() -> bool:
-            present = promotion_trial.deciding(settings, registry)
-            return promotion_trial.passed_trial(settings, registry, version, present) is not None
+            present = trial_on_recorded_days.deciding(settings, registry)
+            return trial_on_recorded_days.passed_trial(settings, registry, version, present) is not None
 
         assert counts()
         promoted(3)
@@ -160,7 +161,7 @@ def test_a_passed_trial_counts_while_that_decides_and_until_the_version_is_taken
         assert counts()
         assert promoted(2) == two
         assert dl2d("policy", "rollback", "-c", config).status == 0
-        assert promotion_trial.deciding(settings, registry).digest == one
+        assert trial_on_recorded_days.deciding(settings, registry).digest == one
         assert not counts()
 
 
@@ -209,7 +210,7 @@ def test_one_that_leaves_jobs_waiting_on_an_idle_cluster_is_refused_everywhere(d
 def test_promote_replays_what_does_not_decide_already_and_says_if_that_was_cut_short(
     dl2d: Dl2d, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained_policy_check, "MAX_REPLAY_SECONDS", 0.0)
+    monkeypatch.setattr(check_trained_policy, "MAX_REPLAY_SECONDS", 0.0)
     ran = dl2d("policy", "promote", checkpoint(tmp_path, 0), "-c", recorded.config)
     assert "decides already, so there is nothing to compare it with" in ran.err
     assert "replays" not in ran.err

@@ -25,9 +25,9 @@ from dl2d.core.cluster import NodeSet, Task, TaskState
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.decision import Alternative
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport, TaskTime
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.tick_context import GuardRules
 

@@ -14,7 +14,7 @@ from recorded_site import record
 
 from dl2d.cli.shadow import savings_sentence, sentence
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 DAY = 86_400
 #: More than a week of one node.

@@ -17,7 +17,7 @@ from dl2d.core.decision import Reason
 from dl2d.core.jobs import Allocation
 from dl2d.plugins import POLICIES, FactoryArguments, available, load_policy
 from dl2d.testing import make_nodes
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 
 BATCH, SAMPLES, WORKERS = 32, 6400, 2
 #: By job: its model, epochs, versions so far, and versions per second. The order of the jobs by remaining work would

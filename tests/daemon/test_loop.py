@@ -38,7 +38,7 @@ from dl2d.local.manager import LocalManager
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_check.policy_failures import PolicyFailures
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from pslite.launch.daemon_connection.daemon_address_file import DaemonAddress, find_address, read_address
 
 

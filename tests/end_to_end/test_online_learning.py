@@ -18,7 +18,7 @@ from dl2d.core.policy_registry import RunState, Trial, VersionState
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.drf import Drf
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 DAY = 86_400
 

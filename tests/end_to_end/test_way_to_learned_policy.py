@@ -39,7 +39,7 @@ from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.dl2.policy import Dl2
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 __all__ = ["dl2d", "few_draws", "kept_postgres_url", "postgres"]
 

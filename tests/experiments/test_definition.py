@@ -22,7 +22,7 @@ from dl2d.experiments.definition import (
 )
 from dl2d.experiments.participants import plain
 from dl2d.experiments.run_simulation import cells_of
-from dl2d.experiments.variants import Scale, at_scale, changed
+from dl2d.experiments.variants_of_definition import Scale, at_scale, changed
 from dl2d.simulation.simulation_presets import PresetName
 
 PLAIN = {

@@ -14,10 +14,10 @@ from simulation.workload.test_job_kind_sampling import FASTER, SLOWER, kinds
 from dl2d.core.errors import WorkloadError
 from dl2d.experiments.definition import Experiment, digest, files_of, find_experiment, read_experiment
 from dl2d.experiments.report import write_report
-from dl2d.experiments.result_statistics import summarise
 from dl2d.experiments.run_experiment import begin_run, read_run, run_cells
-from dl2d.experiments.variants import names_kinds, on_kinds
-from dl2d.simulation.workload.format import write_workload
+from dl2d.experiments.tables_of_results import summarise
+from dl2d.experiments.variants_of_definition import names_kinds, on_kinds
+from dl2d.simulation.workload.workload_file import write_workload
 
 MEASURED = Path(__file__).parents[3] / "shared" / "data" / "dl2" / "config_speed.csv"
 

@@ -19,7 +19,7 @@ from dl2d.experiments.definition import (
     read_experiment,
     write_experiment,
 )
-from dl2d.experiments.participant_preparation import combinations
+from dl2d.experiments.participant_training import combinations
 from dl2d.experiments.participants import (
     SEEDS_EACH,
     TRAINING_SEEDS,
@@ -34,7 +34,7 @@ from dl2d.experiments.participants import (
 )
 from dl2d.experiments.run_simulation import cells_of
 from dl2d.experiments.simulation_setup import tuned
-from dl2d.experiments.variants import Scale, at_scale, changed, on_files
+from dl2d.experiments.variants_of_definition import Scale, at_scale, changed, on_files
 
 CLAIM = {
     "policy": "paper", "against": "drf", "change": -44.1, "says": "faster\nby far", "source": "a paper", "why": "luck",

@@ -16,9 +16,9 @@ from experiments.test_run_experiment import Here
 
 from dl2d.experiments.definition import read_experiment
 from dl2d.experiments.report import command_line, summary_json, write_report
-from dl2d.experiments.result_statistics import read_timelines, summarise
 from dl2d.experiments.run_experiment import ExperimentError, Run, begin_run, read_run, run_cells
 from dl2d.experiments.run_simulation import Cell, Finished, Runner
+from dl2d.experiments.tables_of_results import read_timelines, summarise
 
 HOSTILE = "<b>a|b</b> & `c`"
 

@@ -16,7 +16,7 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.greedy_allocation import GreedyAllocation
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 from dl2d.testing import make_nodes
 from dl2d.tick.policy_check.policy_starts_jobs_check import requests_to_try
 from dl2d.tick.tick_context import GuardRules

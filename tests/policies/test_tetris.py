@@ -24,7 +24,7 @@ from dl2d.placement.optimus import Optimus
 from dl2d.policies.tetris import Tetris
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, TrueSpeeds, preset
-from dl2d.simulation.workload.format import read_workload
+from dl2d.simulation.workload.workload_file import read_workload
 from dl2d.tick.policy_check.decision_check import check_decision
 
 W, P = Role.WORKER, Role.PS

@@ -31,7 +31,7 @@ from pslite.errors import PsliteError
 from pslite.fault_points import FaultPoint
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Status
-from pslite.job.member_measurements import ThroughputMeter
+from pslite.job.step_time_and_usage_statistics import ThroughputMeter
 from pslite.server.block_state import BlockState
 from pslite.server.block_step import Step
 

@@ -297,7 +297,7 @@ def test_members_end_when_the_coordinator_is_killed():
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DL2_")}
     code = (
         "import sys; from pslite.coordinator import Coordinator\n"
-        "from pslite.launch.coordinator_process.local_tasks import LocalTasks\n"
+        "from pslite.launch.coordinator_process.task_processes_on_this_machine import LocalTasks\n"
         "d = LocalTasks(sys.argv[1:], workers=2, servers=1)\n"
         "c = Coordinator(job='j', token=b'x' * 32, director=d, say=lambda t: print(t, flush=True), host='127.0.0.1')\n"
         "c.run()"

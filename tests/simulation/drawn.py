@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 
 def drawn(seed: int, *, jobs: int = 12, nodes: int | None = None, plain: bool = False, most_least: int = 2) -> Workload:

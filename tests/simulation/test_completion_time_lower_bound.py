@@ -4,7 +4,7 @@ import pytest
 from simulation.test_replay import make
 
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
-from dl2d.simulation.workload.format import read_workload
+from dl2d.simulation.workload.workload_file import read_workload
 
 
 def bound(given) -> Bound:

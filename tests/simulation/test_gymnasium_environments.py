@@ -17,7 +17,7 @@ from simulation.two_jobs import two_jobs
 from dl2d.simulation.gymnasium_environments import ENVIRONMENT_ID, ClusterEnv, VectorClusterEnv
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 
 @pytest.mark.parametrize("more", [{}, {"first_bundles": True, "speed_noise": 0.2, "epochs_error": 0.2}])

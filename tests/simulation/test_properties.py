@@ -22,7 +22,7 @@ from dl2d.policies.srtf import Srtf
 from dl2d.simulation.completion_time_lower_bound import lower_bound
 from dl2d.simulation.replay import Replayed, Rules, replay
 from dl2d.simulation.speeds.realism_options import Realism
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 SPEEDS = {
     "m": {"table": [[1.0, 2.0], [1.0, 2.0]]},

@@ -18,10 +18,10 @@ from dl2d.core.policy import Evidence
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.simulation.policy_by_name import find_policy
 from dl2d.simulation.replay import Replayed, Rules, SimulationError, replay
 from dl2d.simulation.simulation_presets import Preset, PresetName, preset
-from dl2d.simulation.workload.format import read_workload
+from dl2d.simulation.workload.workload_file import read_workload
 
 PAPER = preset(PresetName.DL2_PAPER)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 
 def two_jobs(*, epochs: float = 4.0, **more: Any) -> Workload:

@@ -14,8 +14,8 @@ from msgspec import structs
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_records import new_terminator
 from dl2d_slurm.commands.commands import Answer, Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import new_terminator
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
 

@@ -13,8 +13,8 @@ from dl2d.core.cluster import NodeState, Task
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import count, parse_gres
-from dl2d_slurm.commands.command_records import format_option, records
+from dl2d_slurm.commands.squeue_and_sinfo_records import format_option, records
+from dl2d_slurm.commands.values_in_command_output import count, parse_gres
 from dl2d_slurm.jobs.squeue_jobs import (
     IDENTITY_FIELDS,
     JOB_FIELDS,

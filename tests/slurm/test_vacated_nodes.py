@@ -11,11 +11,11 @@ from slurm_fakes import REQUEST, Clock, FakeSlurm, Managers, context_of, job_row
 
 from dl2d.core.cluster import TaskState
 from dl2d.core.jobs import Allocation, Architecture, Job, JobKey, JobRequest, JobState, Launch, Owner, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.sql_store import SqlStore
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context
 from dl2d.tick.tick_state import TickState

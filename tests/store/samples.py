@@ -8,9 +8,9 @@ from typing import Any
 from dl2d.core.cluster import Node, Snapshot, Task
 from dl2d.core.decision import Alternative, Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, Job, JobKey, JobRequest, Launch, Owner, Role
+from dl2d.core.plan_of_starts_and_stops import Deferred, Failure, Outcome, Plan, Start, Stop
 from dl2d.core.resources import Resources, Shortfall
 from dl2d.core.store import Slot
-from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan, Start, Stop
 
 WORKER = Resources.of(cpu=2, gpu=0.5, memory=4096)
 PS = Resources.of(cpu=1)

@@ -34,8 +34,8 @@ from dl2d.core.measured_speeds_and_losses import (
     SpeedPoint,
     TrainingKind,
 )
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.store import JobChange, ResizeEvent, RuntimePlan, TaskChange, TaskReport
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.store.sql_store import SqlStore
 from dl2d.store.tables.membership_changes import MAX_KEPT
 

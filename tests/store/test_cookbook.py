@@ -25,11 +25,11 @@ from dl2d.core.confidence_interval import estimate
 from dl2d.core.errors import RequestError
 from dl2d.core.jobs import NOTHING
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.read_only_query import ask
+from dl2d.store.sql_views import views
 from dl2d.store.tables.row_mapping import Base
 from dl2d.store.tables.slots_and_decisions import resource_use
-from dl2d.store.views import views
 from dl2d.testing import make_nodes
 
 QUESTIONS = cookbook()

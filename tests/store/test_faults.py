@@ -19,7 +19,7 @@ from dl2d.core.cluster import TaskState
 from dl2d.core.errors import AlreadyRunning, SchemaOutdated, StoreError, StoreUnavailable
 from dl2d.core.jobs import Job, JobState, Launch, Progress
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.store import database, schema_version
+from dl2d.store import connections_and_transactions, schema_version
 from dl2d.store.sql_store import SqlStore
 
 
@@ -129,7 +129,7 @@ def _execute(store: SqlStore, *statements: str) -> None:
 
 
 def test_a_lock_held_by_another_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(connections_and_transactions, "LOCK_SECONDS", 0.05)
     path = tmp_path / "dl2d.sqlite"
     schema_version.upgrade(f"sqlite:///{path}")
     with closing(SqlStore(f"sqlite:///{path}")) as store, closing(sqlite3.connect(path, isolation_level=None)) as shell:
@@ -143,7 +143,7 @@ def test_a_lock_held_by_another_program(tmp_path, monkeypatch):
 
 @pytest.mark.postgres
 def test_a_lock_held_in_postgresql(postgres_url, monkeypatch):
-    monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(connections_and_transactions, "LOCK_SECONDS", 0.05)
     schema_version.upgrade(postgres_url)
     with closing(SqlStore(postgres_url)) as store, closing(SqlStore(postgres_url)) as shell:
         store.add_job(job := a_job())
@@ -320,8 +320,8 @@ def test_nobody_answers_and_the_password_stays_secret(url):
 
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@h/x", "postgresql://u@h/x?password=hunter2"])
 def test_a_driver_that_repeats_the_password_is_not_repeated(url):
-    place = database.StoreLocation.parse(url)
-    with pytest.raises(StoreError) as refused, database.translated(place, "opening"):
+    place = connections_and_transactions.StoreLocation.parse(url)
+    with pytest.raises(StoreError) as refused, connections_and_transactions.translated(place, "opening"):
         raise sqlite3.OperationalError("bad option in 'user=u password=hunter2'")
     assert str(refused.value).endswith("(bad option in 'user=u password=***')")
 

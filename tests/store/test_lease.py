@@ -18,7 +18,7 @@ from dl2d.core.store import LeaseSign
 from dl2d.daemon.standby import wait_for_lease
 from dl2d.daemon.systemd import ServiceManager
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
 _HOLD = """

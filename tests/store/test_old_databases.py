@@ -24,7 +24,7 @@ from dl2d.core.measured_speeds_and_losses import LossPoint, TrainingKind
 from dl2d.core.policy_registry import RunState, TrialCase, VersionState
 from dl2d.core.store import JobChange
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 
 _T0 = 1_700_000_000

@@ -16,8 +16,8 @@ from store.samples import a_job, a_slot, starts
 from dl2d.core.cluster import TaskState
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import Allocation, JobState, Progress
+from dl2d.core.plan_of_starts_and_stops import Outcome
 from dl2d.core.store import JobChange, Slot, TaskChange
-from dl2d.core.task_starts_and_stops import Outcome
 from dl2d.store.sql_store import SqlStore
 
 # The store may be shared by examples, because each makes a job of its own.

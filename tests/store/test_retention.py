@@ -26,7 +26,7 @@ from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.store import JobChange, RetentionTimes, TaskChange
 from dl2d.daemon.retention_thread import prune
 from dl2d.store import retention
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.export import export, exportable
 from dl2d.store.sql_store import SqlStore
 from dl2d.store.tables.row_mapping import Base

@@ -25,7 +25,7 @@ from dl2d.core.jobs import FailureCause, JobState
 from dl2d.core.policy_registry import Trial, Version
 from dl2d.core.store import JobChange, TaskChange
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.store.tables.row_mapping import Base
 

@@ -11,7 +11,7 @@ from store.samples import a_job, a_slot
 from dl2d.core.decision import Decision
 from dl2d.core.jobs import NOTHING, Allocation, Job
 from dl2d.core.store import Slot
-from dl2d.store.database import StoreLocation
+from dl2d.store.connections_and_transactions import StoreLocation
 from dl2d.store.shadow_comparison import shadow_comparison
 from dl2d.store.sql_store import SqlStore
 

@@ -24,14 +24,14 @@ from tick.world import World
 from dl2d.core.cluster import NodeState, Task, TaskState, parse_tag, task_tag
 from dl2d.core.errors import AlreadyRunning, ResourceManagerError, StoreUnavailable, Unavailable
 from dl2d.core.jobs import Allocation, FailureCause, JobKey, JobState, Owner, Progress, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resource_manager import Claim, RmIdentity, RmJob, RmJobState, RmListing, TaskSpec
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, RuntimePlan, TaskChange
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.simulation.in_memory_store import MemoryStore
 from dl2d.testing import make_job, make_nodes
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import GuardRules, Timeouts
 from dl2d.tick.tick_state import SlotDecision, TickState

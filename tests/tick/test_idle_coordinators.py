@@ -20,7 +20,7 @@ from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.testing import make_job, make_nodes
 from dl2d.tick.idle_coordinators import MAX_BENEFICIARY_SECONDS, IdleHistory, Requeues, find_requeues
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.tick_context import Context
 
 CPU = Resources.of(cpu=1)

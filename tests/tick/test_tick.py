@@ -22,20 +22,20 @@ from dl2d.core.errors import AlreadyRunning, Denied, Rejected, Unavailable
 from dl2d.core.jobs import NOTHING, Allocation, Durability, JobKey, JobState, Progress, Role
 from dl2d.core.json_codec import encode
 from dl2d.core.packing.bin_packing import Packing
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import EligibleNodes, GrowthLimit, RmJobState, RmListing, StartAllowance
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
-from dl2d.daemon.log_messages import TickLog
+from dl2d.daemon.log_lines_of_ticks import TickLog
 from dl2d.plugins import load_policy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.testing import make_nodes
 from dl2d.tick.decision.decide import decide
-from dl2d.tick.record import Report, inputs_hash
+from dl2d.tick.record_slot import Report, inputs_hash
 from dl2d.tick.tick_context import GuardRules, Timeouts
 from dl2d.tick.tick_state import TickState
 

@@ -19,10 +19,10 @@ from tick.world import GivesNothing, World
 
 from dl2d.core.cluster import ANCHOR, Task, TaskState, task_tag
 from dl2d.core.jobs import JobKey, JobState, Launch, Progress, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resource_manager import RmJob, RmJobState, RmListing
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.testing import MemoryStore, make_job, make_nodes
 from dl2d.tick.observation.observe import NO_NODES

@@ -26,7 +26,7 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import MemoryStore, make_job, make_nodes
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick
 from dl2d.tick.tick_context import Context, Deciders, GuardRules, LastHeartbeat, Timeouts

@@ -27,10 +27,10 @@ from dl2d.core.resource_manager import ContainerManager, ContainerReport, RmIden
 from dl2d.core.resources import NO_RESOURCES, Resources, Shortfall
 from dl2d_yarn import manager as manager_module
 from dl2d_yarn import service_resizing
+from dl2d_yarn.listed_services import REMOVE_AGAIN_SECONDS
 from dl2d_yarn.manager import YarnManager, create
 from dl2d_yarn.queue_and_growth_limits import ACTIVITIES_PATH
 from dl2d_yarn.service_description import posted_description
-from dl2d_yarn.services import REMOVE_AGAIN_SECONDS
 from dl2d_yarn.settings import YarnSettings
 
 JOB = JobKey("yarn", "7", 1_795_581_700)

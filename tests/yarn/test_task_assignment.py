@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import ContainerOrder, ContainerReport, RmJobState
 from dl2d_yarn.component_containers import REMOVAL_SECONDS
-from dl2d_yarn.task_assignment import MAX_REPORTS_PER_SECOND, ContainerTasks
 from dl2d_yarn.tasks_and_anchors import KEEP_ENDED_SECONDS, Task
+from dl2d_yarn.tasks_of_containers import MAX_REPORTS_PER_SECOND, ContainerTasks
 
 JOB = JobKey("yarn", "1", 1_795_581_700)
 FIRST = "container_1795581702976_0001_01_%06d"

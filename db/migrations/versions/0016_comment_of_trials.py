@@ -1,4 +1,4 @@
-"""Changes nothing: once a comment of a column, which every upgrade writes anew (``dl2d.store.views.describe``)."""
+"""Changes nothing: once a comment of a column, which every upgrade writes anew (``dl2d.store.sql_views.describe``)."""
 
 from __future__ import annotations
 

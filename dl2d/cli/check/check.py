@@ -24,9 +24,9 @@ from dl2d.cli.check.daemon_preflight import (
     unusable_certificate,
 )
 from dl2d.cli.check.reachability_check import jobs_find_daemon, probe_findings
-from dl2d.cli.daemon_access.daemon_health import daemon_health
 from dl2d.cli.daemon_access.job_views_from_store_or_api import is_hidden
 from dl2d.cli.daemon_access.open_store import open_store, store_if_current
+from dl2d.cli.daemon_access.read_daemon_health import daemon_health
 from dl2d.cli.jobs.job_file import JobFile, is_batch_script, read_batch_script, read_bounded
 from dl2d.cli.jobs.status import MODE_WORDS
 from dl2d.cli.optional_packages import MissingExtraError
@@ -53,13 +53,13 @@ from dl2d.daemon.policy_versions.active_version import (
     nodes_and_requests,
     slot_length_warning,
 )
-from dl2d.daemon.tick_settings import manager_settings
+from dl2d.daemon.tick_settings_from_configuration import manager_settings
 from dl2d.local.manager import check_private
 from dl2d.local.settings import LocalSettings
 from dl2d.plugins import MANAGERS, PLACEMENTS, POLICIES, load_placement, load_policy, takes_checkpoint
 from dl2d.policies.common.checkpoint import DIGITS, Checkpoint
 from dl2d.store import schema_version
-from dl2d.store.database import Database, StoreLocation
+from dl2d.store.connections_and_transactions import Database, StoreLocation
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 from dl2d_slurm.cluster_check.configuration_advice import (

@@ -14,7 +14,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError, counted
 from dl2d.daemon.api.tls_certificate import certificate_problem, read_certificate
 from dl2d.daemon.key_and_address_files import exposed_folder
-from dl2d.daemon.tick_settings import manager_settings
+from dl2d.daemon.tick_settings_from_configuration import manager_settings
 from dl2d.plugins import load_manager
 
 

@@ -15,7 +15,7 @@ from dl2d.cli.check.daemon_preflight import Finding
 from dl2d.config.settings import Settings
 from dl2d.core.errors import Dl2dError
 from dl2d.core.resource_manager import ProbeManager
-from dl2d.daemon.tick_settings import manager_settings
+from dl2d.daemon.tick_settings_from_configuration import manager_settings
 from dl2d.plugins import load_manager
 from pslite.errors import UsageError
 from pslite.launch.daemon_connection.daemon_address_file import default_file, distrust_of_others, read_address

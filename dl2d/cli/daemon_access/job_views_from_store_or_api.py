@@ -13,9 +13,9 @@ from urllib.parse import urlencode
 import httpx2
 import msgspec
 
-from dl2d.cli.daemon_access.daemon_client import client_of_daemon, repeat_refused
-from dl2d.cli.daemon_access.daemon_health import DaemonHealth, ask_health, daemon_health
+from dl2d.cli.daemon_access.job_api_client import client_of_daemon, repeat_refused
 from dl2d.cli.daemon_access.open_store import open_store
+from dl2d.cli.daemon_access.read_daemon_health import DaemonHealth, ask_health, daemon_health
 from dl2d.config.settings import DEFAULT_PATH, Settings, load_settings
 from dl2d.core.errors import ConfigError, Denied, Dl2dError, RequestError, StoreError, Unavailable
 from dl2d.core.job_views import MAX_DECISIONS, HistoryView, JobViews, StatusView, UsageView, WhyView, request_payload

@@ -25,8 +25,8 @@ from typing import Annotated, Self
 import typer
 import yaml
 
-from dl2d.cli.daemon_access.daemon_client import DaemonClient
-from dl2d.cli.daemon_access.daemon_health import daemon_health
+from dl2d.cli.daemon_access.job_api_client import DaemonClient
+from dl2d.cli.daemon_access.read_daemon_health import daemon_health
 from dl2d.cli.demo.demo_jobs import FAST, FULL, DemoJob, DemoPlan, DemoResult
 from dl2d.cli.jobs.status import arrow
 from dl2d.cli.jobs.submit import job_environment
@@ -39,7 +39,7 @@ from dl2d.core.job_views import JobStatus
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import RmIdentity
 from dl2d.daemon.job_views_from_store import StoreViews
-from dl2d.daemon.tick_settings import manager_settings
+from dl2d.daemon.tick_settings_from_configuration import manager_settings
 from dl2d.plugins import load_manager
 from dl2d.store.sql_store import SqlStore
 

@@ -14,9 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from dl2d.cli.canary_summary import canary_json, canary_sentence, newest_canary
-from dl2d.cli.daemon_access.daemon_health import DaemonHealth
 from dl2d.cli.daemon_access.job_views_from_store_or_api import job_source
-from dl2d.cli.jobs.job_summary import as_of_now, job_json, remark_on, remark_on_silence, remark_on_tasks, why_of
+from dl2d.cli.daemon_access.read_daemon_health import DaemonHealth
+from dl2d.cli.jobs.reason_and_remarks_of_job import (
+    as_of_now,
+    job_json,
+    remark_on,
+    remark_on_silence,
+    remark_on_tasks,
+    why_of,
+)
 from dl2d.cli.output import (
     console,
     duration,

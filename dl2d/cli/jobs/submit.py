@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dl2d.cli.daemon_access.daemon_client import DaemonClient, certificate_for_jobs, daemon_uid_for_jobs, daemon_url
+from dl2d.cli.daemon_access.job_api_client import DaemonClient, certificate_for_jobs, daemon_uid_for_jobs, daemon_url
 from dl2d.cli.daemon_access.job_views_from_store_or_api import is_hidden
 from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.jobs.job_file import JobFile, parse_override

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dl2d.cli.daemon_access.job_views_from_store_or_api import job_source
-from dl2d.cli.jobs.job_summary import (
+from dl2d.cli.jobs.reason_and_remarks_of_job import (
     as_of_now,
     job_json,
     remark_on,
@@ -18,7 +18,7 @@ from dl2d.cli.jobs.job_summary import (
     remark_on_tasks,
     why_of,
 )
-from dl2d.cli.jobs.recompute_decision import Recomputed, recompute
+from dl2d.cli.jobs.verify_recorded_decision import Recomputed, recompute
 from dl2d.cli.output import duration, moment, print_json, print_text
 from dl2d.cli.shared_options import ConfigOption, JobArgument, JsonOption, option
 from dl2d.config.settings import DEFAULT_PATH, Settings

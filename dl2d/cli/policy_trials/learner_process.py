@@ -2,7 +2,7 @@
 
 It has the lowest CPU priority, a memory limit and the highest out-of-memory score, and ends when the daemon ends. It
 only reads the store: its last line on standard output is a JSON object with the folder of its ``candidate``, which the
-daemon registers (``dl2d.daemon.policy_versions.candidates``).
+daemon registers (``dl2d.daemon.policy_versions.candidate_files``).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _learn(settings: Settings) -> Path:
     """Folder of the candidate."""
     # After the limits were set, for what is imported here takes time and memory.
     from dl2d.cli.daemon_access.open_store import open_store  # noqa: PLC0415
-    from dl2d.cli.policy_trials.learning_from_site_records import TwinSettings, checked, judged, learn  # noqa: PLC0415
-    from dl2d.cli.policy_trials.promotion_trial import live_review  # noqa: PLC0415
-    from dl2d.daemon.policy_versions.candidates import write_candidate  # noqa: PLC0415
+    from dl2d.cli.policy_trials.train_on_site_records import TwinSettings, checked, judged, learn  # noqa: PLC0415
+    from dl2d.cli.policy_trials.trial_on_recorded_days import live_review  # noqa: PLC0415
+    from dl2d.daemon.policy_versions.candidate_files import write_candidate  # noqa: PLC0415
     from dl2d.learning.interrupted_training import DEFAULT_ITERATIONS  # noqa: PLC0415
 
     told: dict[str, float] = {}

@@ -9,11 +9,17 @@ import typer
 
 from dl2d.cli.optional_packages import require_extra
 from dl2d.cli.shared_options import JsonOption, option, options_given
-from dl2d.cli.train.train_options import Design, TrainOptions, read_design, refuse_inapplicable, site_settings
+from dl2d.cli.train.options_of_train_commands import (
+    Design,
+    TrainOptions,
+    read_design,
+    refuse_inapplicable,
+    site_settings,
+)
 from dl2d.cli.train.train_supervised import supervised
 from dl2d.learning.dl2_paper.settings import Teacher
 from dl2d.learning.interrupted_training import DEFAULT_ITERATIONS
-from dl2d.simulation.workload.sources import is_drawn, source_forms
+from dl2d.simulation.workload.workload_source_by_name import is_drawn, source_forms
 
 _PAPERS_OPTIONS = ("teacher", "start", "offline")
 _TWINS_OPTIONS = ("days", "gate", "store", "config")

@@ -13,9 +13,9 @@ import typer
 
 from dl2d import __version__
 from dl2d.cli.output import print_json, print_tables, table
-from dl2d.cli.policy_trials.trained_policy_check import check_on_workloads, replay_line
-from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.train.train_options import TrainOptions, training_workloads
+from dl2d.cli.policy_trials.check_trained_policy import check_on_workloads, replay_line
+from dl2d.cli.progress_bars import interruptible, shown_progress
+from dl2d.cli.train.options_of_train_commands import TrainOptions, training_workloads
 from dl2d.learning.dl2.training import State, Trainer, TrainingSettings, load_state, save_state
 from dl2d.learning.training_report import baselines, write_report
 from dl2d.policies.common.checkpoint import write_checkpoint

@@ -12,13 +12,13 @@ from typing import Any
 import typer
 
 from dl2d.cli.output import print_json
-from dl2d.cli.policy_trials.trained_policy_check import check_on_workloads, replay_line
-from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.train.train_options import TrainOptions, training_workloads
+from dl2d.cli.policy_trials.check_trained_policy import check_on_workloads, replay_line
+from dl2d.cli.progress_bars import interruptible, shown_progress
+from dl2d.cli.train.options_of_train_commands import TrainOptions, training_workloads
 from dl2d.learning.dl2_paper.analytical_speed_model import analytical
 from dl2d.learning.dl2_paper.settings import DEFAULTS, Settings
-from dl2d.learning.dl2_paper.trainer import Report, continuing
-from dl2d.learning.dl2_paper.trainer import train as learn
+from dl2d.learning.dl2_paper.training_loop import Report, continuing
+from dl2d.learning.dl2_paper.training_loop import train as learn
 from dl2d.learning.training_report import baselines
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint, writing
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import typer
 
 from dl2d.cli.daemon_access.open_store import open_store
-from dl2d.cli.policy_trials.promotion_trial import TrialPolicy, on_trial, policy_of
-from dl2d.cli.policy_trials.trained_policy_check import check_on_site
-from dl2d.cli.policy_trials.training_decisions import RecordedSlots
-from dl2d.cli.progress_display import interruptible, shown_progress
+from dl2d.cli.policy_trials.check_trained_policy import check_on_site
+from dl2d.cli.policy_trials.decisions_to_learn_from import RecordedSlots
+from dl2d.cli.policy_trials.trial_on_recorded_days import TrialPolicy, on_trial, policy_of
+from dl2d.cli.progress_bars import interruptible, shown_progress
 from dl2d.cli.train.train_supervised_report import comparison_with_recorded, finish_imitation, refuse_unless_forced
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused

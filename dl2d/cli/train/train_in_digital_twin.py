@@ -10,7 +10,8 @@ import typer
 from dl2d.cli.daemon_access.open_store import open_store
 from dl2d.cli.output import print_json, print_tables, table
 from dl2d.cli.policy import what_live_means
-from dl2d.cli.policy_trials.learning_from_site_records import (
+from dl2d.cli.policy_trials.check_trained_policy import replay_line
+from dl2d.cli.policy_trials.train_on_site_records import (
     DL2,
     DL2_PAPER,
     Learned,
@@ -19,13 +20,12 @@ from dl2d.cli.policy_trials.learning_from_site_records import (
     judged,
     learn,
 )
-from dl2d.cli.policy_trials.trained_policy_check import replay_line
-from dl2d.cli.progress_display import interruptible, shown_progress
-from dl2d.cli.train.train_options import TrainOptions
+from dl2d.cli.progress_bars import interruptible, shown_progress
+from dl2d.cli.train.options_of_train_commands import TrainOptions
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused
 from dl2d.core.policy_registry import Trial
-from dl2d.daemon.policy_versions.candidates import enter
+from dl2d.daemon.policy_versions.candidate_files import enter
 from dl2d.learning.training_report import write_report
 from dl2d.policies.common.checkpoint import DIGITS, write_checkpoint, writing
 

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from dl2d.cli.policy_trials.trained_policy_check import check_on_site
-from dl2d.cli.policy_trials.training_decisions import recorded_slots
-from dl2d.cli.progress_display import interruptible, shown_progress
+from dl2d.cli.policy_trials.check_trained_policy import check_on_site
+from dl2d.cli.policy_trials.decisions_to_learn_from import recorded_slots
+from dl2d.cli.progress_bars import interruptible, shown_progress
 from dl2d.cli.shared_options import JsonOption, option
-from dl2d.cli.train.train_options import Design, read_design, refuse_inapplicable, site_settings
+from dl2d.cli.train.options_of_train_commands import Design, read_design, refuse_inapplicable, site_settings
 from dl2d.cli.train.train_supervised_report import (
     comparison_with_recorded,
     finish_imitation,
@@ -105,7 +105,7 @@ def supervised(
             site, recorded, out=out, seed=seed, min_jobs=min_jobs, force_reason=force_reason, as_json=as_json
         )
         return
-    from dl2d.learning.dl2_paper import supervised as learning  # noqa: PLC0415 - torch takes seconds
+    from dl2d.learning.dl2_paper import imitation_learning as learning  # noqa: PLC0415 - torch takes seconds
 
     began = time.monotonic()
     settings = replace(

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from dl2d.cli.output import print_json
-from dl2d.cli.policy_trials.promotion_trial import compared_with_recorded
-from dl2d.cli.policy_trials.trained_policy_check import replay_line
-from dl2d.cli.policy_trials.training_decisions import RecordedSlots
+from dl2d.cli.policy_trials.check_trained_policy import replay_line
+from dl2d.cli.policy_trials.decisions_to_learn_from import RecordedSlots
+from dl2d.cli.policy_trials.trial_on_recorded_days import compared_with_recorded
 from dl2d.config.settings import Settings
 from dl2d.core.errors import GateRefused, counted
 from dl2d.core.policy_registry import Trial
-from dl2d.core.progress import Tell
+from dl2d.core.progress_callback import Tell
 from dl2d.learning.replay_check import ReplayCheck
 from dl2d.learning.site_records.recorded_decisions import NO_TASKS, SizeComparison, Yardstick
 from dl2d.policies.common.checkpoint import Checkpoint, write_checkpoint, writing
 
 if TYPE_CHECKING:
     from dl2d.learning.dl2.supervised import ScorerImitation
-    from dl2d.learning.dl2_paper.supervised import Imitation
+    from dl2d.learning.dl2_paper.imitation_learning import Imitation
 
 #: Part of the tasks below which a difference is no reason to refuse a network.
 _MIN_DIFFERING = 0.1

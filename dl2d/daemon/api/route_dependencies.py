@@ -25,7 +25,7 @@ from dl2d.daemon.api.request_limits import (
     UserTurns,
 )
 from dl2d.daemon.health_and_metrics import Health
-from dl2d.daemon.resource_manager_access import ManagerAccess
+from dl2d.daemon.shared_resource_manager import ManagerAccess
 from dl2d.store.sql_store import SqlStore
 from dl2d.tick.task_command_and_environment import TaskSpecs
 

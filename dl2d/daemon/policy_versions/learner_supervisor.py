@@ -26,7 +26,7 @@ from dl2d.config.settings import Settings
 from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import Dl2dError
 from dl2d.core.policy_registry import RunState
-from dl2d.daemon.policy_versions.candidates import enter, read_candidate, withdraw_if_worse
+from dl2d.daemon.policy_versions.candidate_files import enter, read_candidate, withdraw_if_worse
 from dl2d.policies.common.checkpoint import DIGITS
 from dl2d.store.tables.policy_versions import SqlRegistry
 from pslite.job.job_status import signal_in_words

@@ -28,7 +28,7 @@ from dl2d.policies.dl2.scoring import ClusterJobs
 from dl2d.policies.dl2.size_search import choose_sizes
 from dl2d.simulation.vectorized.clusters import Clusters, SlotReport
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload, to_request
+from dl2d.simulation.workload.workload_file import Workload, to_request
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.remaining_time import epochs_left_of_all
 

@@ -25,7 +25,7 @@ from dl2d.core.array_types import Bools, Floats, Ints
 from dl2d.core.errors import TooFewSamples
 from dl2d.core.jobs import NOTHING
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
-from dl2d.core.progress import Count, Tell, silent
+from dl2d.core.progress_callback import Count, Tell, silent
 from dl2d.learning.site_records.recorded_decisions import (
     MIN_JOBS,
     Recording,

@@ -17,7 +17,7 @@ from dl2d.core.array_types import Floats, Ints
 from dl2d.core.errors import CheckpointError
 from dl2d.core.input_validation import Flag, Items, Number, Record, Whole
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.learning import interrupted_training
 from dl2d.learning.dl2.evolution_strategy import Search, Step, advance
 from dl2d.learning.dl2.rollout import Measurements, RolloutWorkloads, measuring, rollout
@@ -26,7 +26,7 @@ from dl2d.policies.common.training_input_ranges import INPUT_RANGES, training_ra
 from dl2d.policies.dl2.checkpoint_contents import NAME, as_arrays, from_arrays
 from dl2d.policies.dl2.pareto_frontier import FrontierArrays
 from dl2d.policies.dl2.scoring import FEATURES, initial_weights
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.training_data import by_kind
 

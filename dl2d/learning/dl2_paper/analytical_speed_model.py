@@ -15,7 +15,7 @@ import numpy as np
 from dl2d.core.array_types import Floats
 from dl2d.core.jobs import Architecture
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, SpeedModel
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 #: Workers of the trial, and as many parameter servers.
 _TRIED = (1, 2, 3, 4, 6, 8, 12, 16)

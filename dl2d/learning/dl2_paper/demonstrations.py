@@ -21,16 +21,16 @@ from dl2d.core.jobs import NOTHING, Allocation, Job, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.progress import Tell
+from dl2d.core.progress_callback import Tell
 from dl2d.learning.dl2_paper.samples import Demonstrations
 from dl2d.learning.dl2_paper.settings import Labels
 from dl2d.learning.site_records.recorded_decisions import Recording
 from dl2d.policies.dl2_paper.observation import ObservationEncoding, Observations
-from dl2d.policies.dl2_paper.sizing_state import Sizing
-from dl2d.simulation.policy_lookup import find_policy
+from dl2d.policies.dl2_paper.sizing_step_by_step import Sizing
+from dl2d.simulation.policy_by_name import find_policy
 from dl2d.simulation.replay import Rules, replay
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 _WORKER, _PS, _BUNDLE = range(3)
 #: Workloads that demonstrations are taken from, where there are so many.

@@ -23,7 +23,7 @@ from dl2d.core.store import History
 from dl2d.learning.site_records.recorded_days import Day, numbered
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
-from dl2d.simulation.workload.format import NodeGroup, SimulatedJob, Workload
+from dl2d.simulation.workload.workload_file import NodeGroup, SimulatedJob, Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 
 #: Share of a draw's deviation that all kinds have in common, as squares; and how far it reaches, in doublings.

@@ -17,7 +17,7 @@ import numpy as np
 
 from dl2d.core.jobs import NOTHING, Allocation, Architecture, Job, JobRequest, JobState, Owner
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds, TrainingKind
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.core.resources import Resources
 from dl2d.core.store import ClusterState, History, RecordedSizes
 from dl2d.simulation.speeds.speed_models import MAX_TASKS

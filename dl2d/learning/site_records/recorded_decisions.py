@@ -16,7 +16,7 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
 from dl2d.core.policy import Policy
-from dl2d.core.progress import Count, uncounted
+from dl2d.core.progress_callback import Count, uncounted
 from dl2d.policies.drf import Drf
 from dl2d.tick.decision.present_sizes_decision import OBSERVED
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from dl2d.core.errors import WorkloadError, counted
 from dl2d.core.measured_speeds_and_losses import MeasuredSpeeds
-from dl2d.core.progress import Tell, silent
+from dl2d.core.progress_callback import Tell, silent
 from dl2d.core.store import History, RecordedSizes
-from dl2d.learning.site_records.assumed_speeds import with_recorded_times
 from dl2d.learning.site_records.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.site_records.recorded_days import (
     DAY_SECONDS,
@@ -30,10 +29,11 @@ from dl2d.learning.site_records.recorded_days import (
     resampled,
     thinned,
 )
+from dl2d.learning.site_records.speeds_assumed_for_unmeasured_jobs import with_recorded_times
 from dl2d.simulation.replay import Replayed
 from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.training_data import by_kind
 
@@ -65,7 +65,7 @@ class Case:
     compared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Sizes that jobs were recorded with, by job id; times are in seconds of the workload.
     sizes: Mapping[str, RecordedSizes] = field(default_factory=dict)
-    #: Number of the jobs compared, by day, whose speeds are assumed (``dl2d.learning.site_records.assumed_speeds``).
+    #: Number of the jobs compared, by day, whose speeds are assumed (``speeds_assumed_for_unmeasured_jobs``).
     assumed: Mapping[str, int] = field(default_factory=dict)
     #: Number of the draw of the speeds; 0: the expected speeds.
     draw: int = 0
@@ -115,7 +115,7 @@ class Split:
 
     @property
     def unreported(self) -> int:
-        """Number of those of them whose speeds are assumed (``dl2d.learning.site_records.assumed_speeds``)."""
+        """Number of those of them whose speeds are assumed (``speeds_assumed_for_unmeasured_jobs``)."""
         return sum(day.unreported for day in self.held_out)
 
 

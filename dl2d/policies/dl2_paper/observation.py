@@ -120,7 +120,7 @@ class ObservationEncoding:
     #: Usual size of each model type, where jobs have the features of the size that their users ask for; of a job whose
     #: user asks for none it is that of its type. Empty where they do not have these features.
     usual_sizes: tuple[Allocation, ...] = ()
-    #: All jobs, not static ones only, have fixed sizes; see ``dl2d.policies.dl2_paper.sizing_state``.
+    #: All jobs, not static ones only, have fixed sizes; see ``dl2d.policies.dl2_paper.sizing_step_by_step``.
     fixed_sizes: bool = False
 
     @property

@@ -25,7 +25,7 @@ from dl2d.policies.common.checkpoint import Checkpoint, version_of
 from dl2d.policies.dl2_paper.exploration import correcting_actions
 from dl2d.policies.dl2_paper.inference_network import network_of
 from dl2d.policies.dl2_paper.observation import ObservationEncoding
-from dl2d.policies.dl2_paper.sizing_state import Batch, Sizing
+from dl2d.policies.dl2_paper.sizing_step_by_step import Batch, Sizing
 
 
 class Dl2PaperPolicy:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dl2d.simulation.key_value_options import Options, within
+from dl2d.simulation.parse_key_value_options import Options, within
 
 _MAX_VALUE = 1e9
 

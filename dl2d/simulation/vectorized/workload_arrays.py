@@ -13,7 +13,7 @@ from dl2d.core.errors import WorkloadError
 from dl2d.core.jobs import NOTHING, Allocation, Architecture
 from dl2d.core.resources import Resources
 from dl2d.simulation.speeds.speed_models import SpeedModel
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 
 #: A slot that never comes: when padding is submitted.
 NEVER = 2**62

@@ -24,11 +24,11 @@ from numpy.random import Generator
 
 from dl2d.core.array_types import Floats
 from dl2d.core.errors import WorkloadError, did_you_mean
-from dl2d.simulation.key_value_options import one_of, within
+from dl2d.simulation.parse_key_value_options import one_of, within
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
-from dl2d.simulation.workload.format import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload
 from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, convert
+from dl2d.simulation.workload.workload_file import MAX_JOBS, MAX_NODES, MAX_SLOTS, Workload
 
 _DAY_SECONDS = 86_400.0
 #: GPUs of a job and their shares, of ITP; the 0.6 % with more than 16 are left out.

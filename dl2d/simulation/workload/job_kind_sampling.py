@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.key_value_options import Options, within
-from dl2d.simulation.workload.format import (
+from dl2d.simulation.parse_key_value_options import Options, within
+from dl2d.simulation.workload.generators import MAX_CAP, arrivals
+from dl2d.simulation.workload.workload_file import (
     MAX_JOBS,
     MAX_NODES,
     SimulatedJob,
@@ -16,7 +17,6 @@ from dl2d.simulation.workload.format import (
     describe_workload,
     read_workload,
 )
-from dl2d.simulation.workload.generators import MAX_CAP, arrivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

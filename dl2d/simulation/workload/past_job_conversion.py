@@ -13,10 +13,10 @@ from functools import cache
 from dl2d.core.errors import RequestError, WorkloadError
 from dl2d.core.jobs import Architecture
 from dl2d.core.resources import NO_RESOURCES, Resources, parse_resources
-from dl2d.simulation.key_value_options import Options, one_of, within
+from dl2d.simulation.parse_key_value_options import Options, one_of, within
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
-from dl2d.simulation.workload.format import (
+from dl2d.simulation.workload.workload_file import (
     MAX_JOBS,
     MAX_NODES,
     MAX_SLOTS,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from dl2d.core.errors import WorkloadError, shown
-from dl2d.simulation.key_value_options import within
-from dl2d.simulation.workload.format import MAX_JOBS, Workload
+from dl2d.simulation.parse_key_value_options import within
 from dl2d.simulation.workload.past_job_conversion import PastJob, Settings, convert
+from dl2d.simulation.workload.workload_file import MAX_JOBS, Workload
 
 #: Usable rows that are kept while a log is read; about 300 MB.
 MAX_ROWS = 1_000_000

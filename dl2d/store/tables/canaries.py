@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapped
 from dl2d.core.daemon_mode_and_canary import Canary, CanaryJob, CanaryState
 from dl2d.core.jobs import JobKey, JobRequest, JobState
 from dl2d.core.measured_speeds_and_losses import TrainingKind
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
 from dl2d.store.tables.policy_versions import version_number
 from dl2d.store.tables.row_mapping import (

@@ -34,7 +34,7 @@ from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.core.measured_speeds_and_losses import JobSpeeds, MeasuredLoss, TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, JobList
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables import job_speeds_and_losses
 from dl2d.store.tables.job_speeds_and_losses import JobLossRow, JobSpeedRow
 from dl2d.store.tables.kind_speeds import count_speed

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapped
 
 from dl2d.core.jobs import JobKey
 from dl2d.core.store import RuntimePlan
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
 from dl2d.store.tables.row_mapping import Base, JobNumber, Json, Mapping, column, table_of, upsert
 

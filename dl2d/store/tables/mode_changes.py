@@ -8,7 +8,7 @@ from sqlalchemy import Select, insert, select
 from sqlalchemy.orm import Mapped
 
 from dl2d.core.daemon_mode_and_canary import Mode, ModeChange
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.row_mapping import NUMBER, Base, Choice, Mapping, Moment, UserText, column, table_of
 
 

@@ -21,7 +21,7 @@ from dl2d.core.policy_registry import (
     VersionChange,
     VersionState,
 )
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.row_mapping import (
     NUMBER,
     Base,

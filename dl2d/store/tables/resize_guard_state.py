@@ -11,7 +11,7 @@ from dl2d.core.backoff_after_failed_starts import StartFailures
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey
 from dl2d.core.resize_guard_state import GuardState, LearnedLimit, NodeTrouble, Requeue
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.row_mapping import Base, Json, column, decoded_json, table_of, upsert
 
 _log = structlog.get_logger(__name__)

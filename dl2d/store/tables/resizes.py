@@ -25,7 +25,7 @@ from sqlalchemy.orm import Mapped
 from dl2d.core.cluster import Task, TaskState
 from dl2d.core.jobs import JobKey, Role
 from dl2d.core.store import Resize, ResizeEvent, TaskChange
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.jobs import JobRow
 from dl2d.store.tables.row_mapping import Base, Choice, Moment, UserText, Values, column, table_of
 

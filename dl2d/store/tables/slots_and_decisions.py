@@ -19,10 +19,10 @@ from dl2d.core.decision import Alternative, Constraint, Decider, Decision, JobDe
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import NOTHING, Allocation, JobKey, User
 from dl2d.core.json_codec import T, decode
+from dl2d.core.plan_of_starts_and_stops import Deferred, Failure, Outcome, Plan
 from dl2d.core.resources import WHOLE_NODE, Resources, Shortfall
 from dl2d.core.store import DecisionEntry, JobSlot, Slot, SlotSummary
-from dl2d.core.task_starts_and_stops import Deferred, Failure, Outcome, Plan
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers, owned_by
 from dl2d.store.tables.policy_versions import version_number
 from dl2d.store.tables.row_mapping import (

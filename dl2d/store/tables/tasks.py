@@ -25,10 +25,10 @@ from sqlalchemy.orm import Mapped
 from dl2d.core.cluster import NOT_EXECUTING, Task, TaskState, submit_order
 from dl2d.core.errors import StoreError
 from dl2d.core.jobs import JobKey, Role
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resources import Resources
 from dl2d.core.store import ResizeEvent, TaskChange, TaskReport, TaskTime
-from dl2d.core.task_starts_and_stops import Start
-from dl2d.store.database import StoreTables
+from dl2d.store.connections_and_transactions import StoreTables
 from dl2d.store.tables.jobs import JobRow, job_numbers
 from dl2d.store.tables.resizes import GROW, Step, keep_steps, runs, step_of
 from dl2d.store.tables.row_mapping import (

@@ -17,10 +17,10 @@ from dl2d.core.packing.room_in_limits import Blocked
 from dl2d.core.packing.task_leaving_order import LeavingOrder, leaving_order_by_reason, rank_0_worker
 from dl2d.core.packing.tasks_that_make_room import RoomMade, TaskGroups, WaitingTask, make_room
 from dl2d.core.placement import Placement, keeps_bundles
+from dl2d.core.plan_of_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Deferred, Move, Plan, Start, Stop
 from dl2d.tick.place.nodes_chosen_by_policy import NamedNodes
-from dl2d.tick.place.replace_vacating_tasks import replace_vacating, vacating_tasks
+from dl2d.tick.place.stop_or_move_leaving_tasks import replace_vacating, vacating_tasks
 
 #: Roles of the new tasks that one action of a decision gives a job, workers and servers alternating.
 RoleSequence = tuple[Role, ...]

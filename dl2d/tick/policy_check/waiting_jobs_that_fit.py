@@ -17,7 +17,7 @@ from dl2d.core.jobs import NOTHING, TASK_ROLES, Job, JobKey
 from dl2d.core.packing.bin_packing import JobDemand, Packing, job_demand
 from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
-from dl2d.core.task_starts_and_stops import Plan
+from dl2d.core.plan_of_starts_and_stops import Plan
 
 #: Constraints by which the guard keeps a job waiting, which is not the policy's fault.
 _GUARD_CONSTRAINTS = frozenset(

@@ -42,8 +42,8 @@ from dl2d.core.cluster import Snapshot, Task, TaskState
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Job, JobKey, JobState
 from dl2d.core.packing.room_in_limits import LimitRoom
 from dl2d.core.placement import Placement
+from dl2d.core.plan_of_starts_and_stops import Plan, Start, Stop
 from dl2d.core.resource_manager import RmListing
-from dl2d.core.task_starts_and_stops import Plan, Start, Stop
 from dl2d.tick.avoided_nodes import EmptyNodes
 
 #: For how long jobs of others still count as waiting when none is listed any more.

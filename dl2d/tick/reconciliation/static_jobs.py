@@ -28,10 +28,10 @@ from dl2d.core.jobs import (
     Progress,
     Role,
 )
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resource_manager import FAILURE_CAUSES, JOB_ENDS, RmJob, RmJobState, RmListing, StaticJob
 from dl2d.core.resources import NO_RESOURCES
 from dl2d.core.store import JobChange, TaskChange, TickStore
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.tick.observation.observe import LiveJobs, Observed, live_jobs
 from dl2d.tick.reconciliation.unlisted_tasks_and_silent_coordinators import has_called
 from dl2d.tick.tick_context import Context

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dl2d.core.cluster import Task, TaskGroup
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import Resources
-from dl2d.tick.vacating.node_search_state import NodeRoom
+from dl2d.tick.vacating.room_during_node_search import NodeRoom
 
 #: When so many nodes have failed (``MovesOffNodes.failed_nodes``), no further tasks are moved for a claim in a tick.
 #: The next tick begins with the nodes behind them.

@@ -12,7 +12,7 @@ from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
 from dl2d.tick.vacating.moves_off_vacated_nodes import MovesOffNodes
-from dl2d.tick.vacating.node_search_state import NodeRoom
+from dl2d.tick.vacating.room_during_node_search import NodeRoom
 
 #: When the tasks of so many planned nodes had nowhere to go, no further planned nodes are vacated in the tick.
 MAX_FAILED_PLANNED_NODES = 256

@@ -49,8 +49,8 @@ from dl2d.tick.vacating.claim_history import (
     nodes_of_grants,
 )
 from dl2d.tick.vacating.elastic_jobs_that_yield import ElasticJobs
-from dl2d.tick.vacating.node_search_state import NodeRoom
 from dl2d.tick.vacating.nodes_to_vacate import NodeSearch, SearchResult
+from dl2d.tick.vacating.room_during_node_search import NodeRoom
 
 #: Maximum number of claims that get room at once.
 MAX_GRANTED = 64

@@ -32,8 +32,6 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d_slurm.cluster_check.reachability_probe_job import probe
-from dl2d_slurm.commands.command_output_values import may_be_unknown
-from dl2d_slurm.commands.command_records import ALL_LOCAL, format_option, new_terminator
 from dl2d_slurm.commands.commands import (
     Commands,
     TokenBucket,
@@ -43,14 +41,16 @@ from dl2d_slurm.commands.commands import (
     installed_version,
 )
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.jobs.allocation_rules import AllocationRules, GivenToTask, KnownAllocationRules
+from dl2d_slurm.commands.squeue_and_sinfo_records import ALL_LOCAL, format_option, new_terminator
+from dl2d_slurm.commands.values_in_command_output import may_be_unknown
+from dl2d_slurm.jobs.allocation_beyond_demand import AllocationRules, GivenToTask, KnownAllocationRules
 from dl2d_slurm.jobs.device_types import DeviceTypes
 from dl2d_slurm.jobs.ended_jobs_from_accounting import Accounting
 from dl2d_slurm.jobs.job_reason_codes import waits_for_room
 from dl2d_slurm.jobs.requeue_anchor import requeue
 from dl2d_slurm.jobs.squeue_jobs import JOB_FIELDS, LISTING_ENVIRONMENT, Jobs, parse_jobs, watched_fields
 from dl2d_slurm.jobs.stopping import Stopper
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
+from dl2d_slurm.jobs.waiting_jobs import (
     WaitingJob,
     claims,
     drained_claims,
@@ -66,11 +66,12 @@ from dl2d_slurm.limits.limits_from_reason_codes import never_starts, with_limits
 from dl2d_slurm.munge_authentication import USER_SECONDS, authenticate_anchor, proven_uid
 from dl2d_slurm.nodes.eligible_nodes import Eligibility
 from dl2d_slurm.nodes.excluded_nodes import AnswerValidity, ExcludedNodes
+from dl2d_slurm.nodes.free_room_that_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.max_cpus_per_node import MaxCpusPerNode
 from dl2d_slurm.nodes.reservations import KnownReservations, reservation_claims, with_reserved, without_magnetic
-from dl2d_slurm.nodes.room_slurm_withholds import WithheldRoom
 from dl2d_slurm.nodes.sinfo_nodes import NODE_FIELDS, Nodes, parse_nodes, with_ending_jobs
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission.batch_job_of_task import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
 from dl2d_slurm.submission.partitions import (
     Partition,
     partitions_of,
@@ -85,7 +86,6 @@ from dl2d_slurm.submission.sbatch_options import (
     threads_of_core,
     time_limit_minutes,
 )
-from dl2d_slurm.submission.submission import NODE_REFUSED, batch_script, check_fits, sbatch_arguments
 from dl2d_slurm.submission.submission_backends import PARALLEL_SUBMITS, job_control
 
 log = structlog.get_logger(__name__)

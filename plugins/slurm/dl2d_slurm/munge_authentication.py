@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dl2d.core.errors import Denied, NotFound, Rejected, Unavailable
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor, RmJobState
-from dl2d_slurm.commands.command_output_values import (
+from dl2d_slurm.commands.commands import Commands, configured, failure
+from dl2d_slurm.commands.squeue_and_sinfo_records import SHOW_PARTITIONS, query_jobs
+from dl2d_slurm.commands.values_in_command_output import (
     EXCLUSIVE_PARTITION,
     LINEAR,
     exclusive_kind,
@@ -17,8 +19,6 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
-from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, query_jobs
-from dl2d_slurm.commands.commands import Commands, configured, failure
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.jobs.squeue_jobs import OWNER_FIELDS, array_id
 from dl2d_slurm.submission.sbatch_options import options_of_script, own_options, refuse_options, remarks, shown_options

@@ -25,7 +25,7 @@ from dl2d.core.input_validation import (
 )
 from dl2d.core.resource_manager import Yields
 from dl2d.core.training_job_detection_rules import SIZE, StaticJobRule, Words
-from dl2d_slurm.commands.command_output_values import TIME_SPAN
+from dl2d_slurm.commands.values_in_command_output import TIME_SPAN
 
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _TIME = rf"(?i:UNLIMITED)|{TIME_SPAN.pattern}"

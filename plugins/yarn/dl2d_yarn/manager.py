@@ -40,6 +40,7 @@ from dl2d_yarn.cluster_listing import (
     service_path,
 )
 from dl2d_yarn.component_containers import IdleContainer
+from dl2d_yarn.listed_services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.queue_and_growth_limits import (
     Queues,
     idle_limits,
@@ -61,11 +62,10 @@ from dl2d_yarn.service_description import (
     service_name,
 )
 from dl2d_yarn.service_resizing import ServiceChanger
-from dl2d_yarn.services import NO_APPLICATION_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
 from dl2d_yarn.static_jobs import WatchedApplications, owner_of
-from dl2d_yarn.task_assignment import ContainerTasks
 from dl2d_yarn.tasks_and_anchors import Task
+from dl2d_yarn.tasks_of_containers import ContainerTasks
 from dl2d_yarn.yarn_states import ServiceUse
 
 log = structlog.get_logger(__name__)

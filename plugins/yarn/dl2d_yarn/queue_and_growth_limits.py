@@ -20,8 +20,8 @@ from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
 from dl2d_yarn.cluster_listing import Vector, read_vector, resource_name
 from dl2d_yarn.component_containers import IdleContainer
+from dl2d_yarn.listed_services import JobService
 from dl2d_yarn.rest_client import RestClient
-from dl2d_yarn.services import JobService
 
 SCHEDULER_PATH = "/ws/v1/cluster/scheduler"
 ACTIVITIES_PATH = "/ws/v1/cluster/scheduler/app-activities"

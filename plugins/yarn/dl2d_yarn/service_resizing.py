@@ -19,13 +19,13 @@ from dl2d.core.jobs import JobKey, Role
 from dl2d.core.resource_manager import RmJobState
 from dl2d_yarn.cluster_listing import ServiceDescription, read_service, service_path
 from dl2d_yarn.component_containers import IDLE_SECONDS
+from dl2d_yarn.listed_services import REMOVE_AGAIN_SECONDS, JobService, Services
 from dl2d_yarn.queue_and_growth_limits import read_pending_reason
 from dl2d_yarn.rest_client import RestClient
 from dl2d_yarn.service_description import TASK_ROLES, flex_request
-from dl2d_yarn.services import REMOVE_AGAIN_SECONDS, JobService, Services
 from dl2d_yarn.settings import YarnSettings
-from dl2d_yarn.task_assignment import ContainerTasks
 from dl2d_yarn.tasks_and_anchors import Task
+from dl2d_yarn.tasks_of_containers import ContainerTasks
 from dl2d_yarn.yarn_command import ANY_COMMAND_RETRY_SECONDS, COMMAND_RETRY_SECONDS, decommission
 from dl2d_yarn.yarn_states import ServiceUse
 

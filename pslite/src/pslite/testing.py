@@ -13,7 +13,7 @@ from typing import Any
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import PlanReport, Reply, Status
-from pslite.launch.coordinator_process.local_tasks import LocalTasks, Resize
+from pslite.launch.coordinator_process.task_processes_on_this_machine import LocalTasks, Resize
 from pslite.launch.environment_parsing import encryption_of
 from pslite.net.authentication import TOKEN_BYTES
 

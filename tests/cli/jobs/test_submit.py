@@ -23,7 +23,7 @@ from self_signed import self_signed
 from yarn.fake_yarn import FakeYarn
 from yarn.rm_answers import client_of
 
-from dl2d.cli.daemon_access import daemon_client
+from dl2d.cli.daemon_access import job_api_client
 from dl2d.cli.jobs.submit import job_environment
 from dl2d.config.settings import load_settings
 from dl2d.core.errors import Waiting
@@ -153,7 +153,7 @@ def test_a_daemon_that_has_just_started_is_asked_again(dl2d: Dl2d, site: Site, m
 
     monkeypatch.setattr(site.world.manager, "listing", refuse_first)
     with monkeypatch.context() as patched:
-        patched.setattr(daemon_client, "_START_SECONDS", 0.0)
+        patched.setattr(job_api_client, "_START_SECONDS", 0.0)
         ran = dl2d("submit", site.job(), "-c", site.config)
     assert (ran.status, len(errors)) == (1, 2)
     assert "the daemon has just started and accepts no requests yet (containers have up to 7.2 s" in ran.err
@@ -186,7 +186,7 @@ def test_a_daemon_that_does_not_answer_in_time_may_have_taken_the_job(
         return listing()
 
     monkeypatch.setattr(site.world.manager, "listing", wait)
-    monkeypatch.setattr(daemon_client, "_SECONDS", 0.5)
+    monkeypatch.setattr(job_api_client, "_SECONDS", 0.5)
     ran = dl2d("submit", site.job(), "-c", site.config)
     over.set()
     assert ran.status == 1

@@ -16,7 +16,7 @@ from cli.conftest import Dl2d, store_url, write_config
 from policies.dl2_paper.test_policy import a_checkpoint
 from recorded_site import QUIET_DAYS, record
 
-from dl2d.cli.policy_trials import learning_from_site_records, promotion_trial
+from dl2d.cli.policy_trials import train_on_site_records, trial_on_recorded_days
 from dl2d.config.settings import load_settings
 from dl2d.core.cluster import Snapshot
 from dl2d.core.daemon_mode_and_canary import Mode
@@ -26,9 +26,9 @@ from dl2d.core.json_codec import as_plain
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.policy import NO_EVIDENCE
 from dl2d.core.policy_registry import SITE_SCHEDULER, RunState, VersionState
-from dl2d.core.progress import silent
+from dl2d.core.progress_callback import silent
 from dl2d.daemon.policy_versions.active_version import keep_version
-from dl2d.daemon.policy_versions.candidates import withdraw_if_worse
+from dl2d.daemon.policy_versions.candidate_files import withdraw_if_worse
 from dl2d.daemon.policy_versions.learner_supervisor import Learner
 from dl2d.learning import training_report
 from dl2d.learning.promotion_gate import GateSettings, Verdict
@@ -41,7 +41,7 @@ from dl2d.policies.dl2.policy import with_checkpoint
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store.sql_store import SqlStore
 
 #: Less than two days of one node.
@@ -70,7 +70,7 @@ def site(tmp_path: Path) -> tuple[Path, str]:
 @pytest.fixture
 def few_days_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is trained reaches the gate, however few days there are."""
-    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    monkeypatch.setattr(trial_on_recorded_days, "too_little_to_compare", lambda *_: None)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_too_few_days_for_the_gate_are_told_before_the_training(
     def trained(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(learning_from_site_records, "Trainer", trained)
+    monkeypatch.setattr(train_on_site_records, "Trainer", trained)
     config = write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0})
     ran = dl2d("train", "--twin", "--gate", "-o", tmp_path / "out", "-c", config)
     assert ran.status == 1
@@ -193,7 +193,9 @@ def test_what_the_gate_said_is_said_of_the_policy_in_charge(
 ) -> None:
     verdict = Verdict(passed=passed, reason="it is better" if passed else "it is worse")
     monkeypatch.setattr(
-        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        trial_on_recorded_days,
+        "compare",
+        lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0),
     )
     config = write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0}, policy={"name": policy})
     ran = dl2d("train", "--twin", "--gate", "--iterations", "1", "-o", tmp_path / "out", "-c", config)
@@ -215,12 +217,12 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         registry = store.registry
         first, second = (with_checkpoint().checkpoint, with_checkpoint().checkpoint)
         second = replace(second, weights={**second.weights, "scorer": second.weights["scorer"] + 1})
-        split = promotion_trial.recorded_days(settings, store, now=time.time(), seed=0, tell=silent)
-        assert promotion_trial.live_review(settings, registry, split, tell=silent) is None  # none is live
+        split = trial_on_recorded_days.recorded_days(settings, store, now=time.time(), seed=0, tell=silent)
+        assert trial_on_recorded_days.live_review(settings, registry, split, tell=silent) is None  # none is live
         for number, made in enumerate((first, second)):
             keep_version(made, settings.versions_path, registry, at=begin, origin="a test")
             registry.change("dl2", made.digest, VersionState.LIVE, at=begin + number, by="ann", reason="test")
-        review = promotion_trial.live_review(settings, registry, split, tell=silent)
+        review = trial_on_recorded_days.live_review(settings, registry, split, tell=silent)
         assert review is not None
         assert (review.candidate, review.current, review.passed) == ("drf", second.digest, True)
         assert review.high is not None
@@ -234,7 +236,7 @@ def test_a_live_version_that_did_worse_than_the_fallback_would_have_is_rolled_ba
         assert (change.digest, change.rollback, change.reason) == (first.digest, True, review.reason)
         assert registry.trials("dl2")[0] == review
         # The earlier version was not live on these days: nothing is known of it.
-        assert promotion_trial.live_review(settings, registry, split, tell=silent) is None
+        assert trial_on_recorded_days.live_review(settings, registry, split, tell=silent) is None
         assert withdraw_if_worse(review, registry, at=time.time()) == ""
         # Nor does anything happen where the version is the first.
         first_again = replace(review, current=first.digest)
@@ -271,8 +273,8 @@ def test_where_dl2d_is_not_in_charge_the_gate_compares_with_the_sites_scheduler(
     assert trial["reason"].startswith("there is too little to compare on: 1 day with")
     assert trial["reason"].endswith("do not count)")
     with closing(SqlStore(url)) as store:
-        split = promotion_trial.recorded_days(load_settings(config), store, now=time.time(), seed=0, tell=silent)
-        policy = promotion_trial.site_scheduler(split).policy
+        split = trial_on_recorded_days.recorded_days(load_settings(config), store, now=time.time(), seed=0, tell=silent)
+        policy = trial_on_recorded_days.site_scheduler(split).policy
         assert (None if policy is None else policy.name) == replayed
         history = store.history(begin, time.time())
         for key, sizes in history.sizes.items():
@@ -296,7 +298,7 @@ def test_jobs_that_report_no_speeds_do_not_keep_a_version_from_the_gate_in_shado
         compared.append(settings)
         return SimpleNamespace(cases=(), verdict=verdicts[len(compared) - 1], jobs=42, assumed=40)
 
-    monkeypatch.setattr(promotion_trial, "compare", judged)
+    monkeypatch.setattr(trial_on_recorded_days, "compare", judged)
     url, begin = store_url(tmp_path), time.time() // DAY * DAY - 6 * DAY
     record(url, load_source(QUIET_DAYS, seed=1).workload, Fifo(), begin=begin, decided_by="observed", reports=False)
     own = with_checkpoint().checkpoint
@@ -327,7 +329,9 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
 ) -> None:
     verdict = Verdict(passed=True, reason="it is better")
     monkeypatch.setattr(
-        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        trial_on_recorded_days,
+        "compare",
+        lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0),
     )
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0})
     digests = []
@@ -344,8 +348,8 @@ def test_a_version_that_is_better_than_the_sites_scheduler_takes_the_place_of_an
         # Compared with the live version it was not.
         for mode, counts in (("shadow", True), ("live", False)):
             settings = load_settings(write_config(tmp_path, mode=mode, schedule={"slot_seconds": 1200.0}))
-            present = promotion_trial.deciding(settings, registry)
-            assert (promotion_trial.passed_trial(settings, registry, live, present) is not None) == counts
+            present = trial_on_recorded_days.deciding(settings, registry)
+            assert (trial_on_recorded_days.passed_trial(settings, registry, live, present) is not None) == counts
 
 
 @pytest.mark.slow
@@ -404,7 +408,8 @@ def test_the_learner_process_trains_the_papers_policy_on_its_own_slots(tmp_path:
     )
     # Its priority is the lowest: what takes half a minute alone takes many beside other tests.
     process = (
-        "import functools, pathlib, sys; from dl2d.cli.policy_trials import learner_process, promotion_trial as trial; "
+        "import functools, pathlib, sys; "
+        "from dl2d.cli.policy_trials import learner_process, trial_on_recorded_days as trial; "
         "trial.too_little_to_compare = lambda *_: None; "
         "trial.split_history = functools.partial(trial.split_history, draws=4, tests=4); "
         "learner_process.main(pathlib.Path(sys.argv[1]))"

@@ -17,11 +17,11 @@ from msgspec import structs
 from observed_site import observe
 from recorded_site import BUSY_DAYS, record
 
-from dl2d.cli.policy_trials import promotion_trial, training_decisions
-from dl2d.cli.policy_trials.trained_policy_check import replay_line
-from dl2d.cli.policy_trials.training_decisions import recorded_slots
+from dl2d.cli.policy_trials import decisions_to_learn_from, trial_on_recorded_days
+from dl2d.cli.policy_trials.check_trained_policy import replay_line
+from dl2d.cli.policy_trials.decisions_to_learn_from import recorded_slots
 from dl2d.cli.train import train_dl2_supervised, train_supervised
-from dl2d.cli.train.train_options import site_settings
+from dl2d.cli.train.options_of_train_commands import site_settings
 from dl2d.cli.train.train_supervised_report import (
     comparison_lines,
     imitation_problem,
@@ -33,10 +33,10 @@ from dl2d.core.confidence_interval import estimate
 from dl2d.core.decision import Decision
 from dl2d.core.errors import GateRefused
 from dl2d.core.jobs import JobState
+from dl2d.core.plan_of_starts_and_stops import Outcome, Plan
 from dl2d.core.policy import Policy
-from dl2d.core.progress import Tell, silent
+from dl2d.core.progress_callback import Tell, silent
 from dl2d.core.store import Slot
-from dl2d.core.task_starts_and_stops import Outcome, Plan
 from dl2d.learning.dl2_paper.demonstrations import recordings_of
 from dl2d.learning.promotion_gate import Verdict
 from dl2d.learning.replay_check import ReplayCheck
@@ -52,8 +52,8 @@ from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.replay import replay
-from dl2d.simulation.workload.format import Workload, read_workload
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_file import Workload, read_workload
+from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store.sql_store import SqlStore
 
 #: A site of two nodes: 110 jobs are about six days.
@@ -266,7 +266,7 @@ def test_dl2_has_its_own_weights_where_each_job_had_its_only_size(dl2d: Dl2d, tm
 def test_days_on_which_versions_are_compared_are_not_learned_from(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    monkeypatch.setattr(trial_on_recorded_days, "too_little_to_compare", lambda *_: None)
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
     config = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0},
@@ -300,10 +300,10 @@ def test_days_on_which_versions_are_compared_are_not_learned_from(
 def test_dl2_is_not_written_if_it_is_surely_worse_than_the_recorded_scheduler(
     dl2d: Dl2d, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    monkeypatch.setattr(trial_on_recorded_days, "too_little_to_compare", lambda *_: None)
     verdict = Verdict(passed=False, reason="as the gate says", change=0.1, low=0.05, high=0.15)
     compared = SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
-    monkeypatch.setattr(promotion_trial, "compare", lambda *_, **__: compared)
+    monkeypatch.setattr(trial_on_recorded_days, "compare", lambda *_, **__: compared)
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Fifo(), begin=begin, decided_by="observed")
     config, out = write_config(tmp_path, mode="shadow", schedule={"slot_seconds": 1200.0}), tmp_path / "out"
@@ -347,8 +347,8 @@ def test_a_network_with_which_jobs_of_recorded_days_surely_take_longer_is_refuse
         compared.append(len(cases))
         return SimpleNamespace(cases=(), verdict=verdict, jobs=42, assumed=0)
 
-    monkeypatch.setattr(promotion_trial, "compare", judged)
-    monkeypatch.setattr(promotion_trial, "too_little_to_compare", lambda *_: None)
+    monkeypatch.setattr(trial_on_recorded_days, "compare", judged)
+    monkeypatch.setattr(trial_on_recorded_days, "too_little_to_compare", lambda *_: None)
     monkeypatch.setattr(train_supervised, "imitation_problem", lambda *_: "")
     begin = time.time() // DAY * DAY - 3 * DAY
     record(store_url(tmp_path), load_source(DAYS, seed=2).workload, Drf(), begin=begin, decided_by="observed")
@@ -374,7 +374,7 @@ def test_a_network_with_which_jobs_of_recorded_days_surely_take_longer_is_refuse
 def test_no_older_slots_are_read_after_very_many_jobs(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = site_settings(site, None)
     every = recorded_slots(settings, 2000, None, 0, tell=silent)
-    monkeypatch.setattr(training_decisions, "_MAX_JOBS", 10)
+    monkeypatch.setattr(decisions_to_learn_from, "_MAX_JOBS", 10)
     newest = recorded_slots(settings, 2000, None, 0, tell=silent)
     count = len(newest.slots)
     assert [each.snapshot for each in newest.slots] == [each.snapshot for each in every.slots[-count:]]
@@ -511,7 +511,9 @@ def test_fitted_weights_are_taken_if_they_pass_the_gate(
 ) -> None:
     verdict = Verdict(passed=passed, reason="as the gate says")
     monkeypatch.setattr(
-        promotion_trial, "compare", lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0)
+        trial_on_recorded_days,
+        "compare",
+        lambda *_, **__: SimpleNamespace(cases=(), verdict=verdict, jobs=60, assumed=0),
     )
     workload, begin = load_source(BUSY_DAYS, seed=1).workload, time.time() // DAY * DAY - 6 * DAY
     record(store_url(tmp_path), workload, Srtf(), begin=begin)

@@ -17,16 +17,16 @@ from dl2d.core.job_request_parser import RequestRules
 from dl2d.core.jobs import JobKey
 from dl2d.core.resource_manager import Anchor
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d.daemon.api.application import create_api
 from dl2d.daemon.api.connection_limits import DEFAULT_LIMITS, ConnectionLimits
+from dl2d.daemon.api.http_application import create_api
+from dl2d.daemon.api.http_server import ApiServer
 from dl2d.daemon.api.job_admission import Admission
 from dl2d.daemon.api.recent_heartbeats import AnsweredHeartbeats
 from dl2d.daemon.api.request_limits import MAX_WAKES, WAKES_PER_SECOND, RateLimiter, UserTurns
 from dl2d.daemon.api.route_dependencies import Services
-from dl2d.daemon.api.server import ApiServer
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.daemon.parallel_task_submitter import ParallelTaskSubmitter
-from dl2d.daemon.resource_manager_access import ManagerAccess
+from dl2d.daemon.shared_resource_manager import ManagerAccess
 from dl2d.testing import OWNER
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick_context import Context

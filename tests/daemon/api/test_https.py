@@ -12,12 +12,12 @@ import pytest
 from daemon.api.api_world import COMMAND, ApiWorld, error
 from self_signed import self_signed
 
-from dl2d.cli.daemon_access.daemon_client import daemon_trust
-from dl2d.cli.daemon_access.daemon_health import ask_health
+from dl2d.cli.daemon_access.job_api_client import daemon_trust
+from dl2d.cli.daemon_access.read_daemon_health import ask_health
 from dl2d.config.settings import ApiSettings, Settings
 from dl2d.core.errors import ConfigError
 from dl2d.daemon.api import bearer_authentication
-from dl2d.daemon.api.server import ApiServer
+from dl2d.daemon.api.http_server import ApiServer
 from dl2d.daemon.api.tls_certificate import served_certificate_problem
 from dl2d.daemon.key_and_address_files import write_address
 from dl2d.testing import OWNER

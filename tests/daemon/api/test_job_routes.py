@@ -19,6 +19,7 @@ from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.errors import StoreUnavailable, Unavailable
 from dl2d.core.jobs import JobKey, JobState, Role
 from dl2d.core.measured_speeds_and_losses import TrainingKind
+from dl2d.core.plan_of_starts_and_stops import Start
 from dl2d.core.resource_manager import (
     Anchor,
     CallStatistics,
@@ -30,7 +31,6 @@ from dl2d.core.resource_manager import (
 )
 from dl2d.core.resources import Resources
 from dl2d.core.store import JobChange, TaskChange, TaskReport
-from dl2d.core.task_starts_and_stops import Start
 from dl2d.daemon.api import job_routes
 from dl2d.daemon.api.heartbeat import MAX_PLANS
 from dl2d.daemon.api.request_limits import heartbeat_interval

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from dl2d.core.errors import Denied, StoreUnavailable
 from dl2d.core.jobs import JobKey, JobState, Owner
 from dl2d.core.store import JobChange
-from dl2d.daemon.api import server as api_server
+from dl2d.daemon.api import http_server as api_server
 from dl2d.daemon.api.connection_acceptor import Acceptor
 from dl2d.daemon.api.connection_limits import (
     AcceptedSocket,
@@ -36,7 +36,7 @@ from dl2d.daemon.api.connection_limits import (
 from dl2d.daemon.api.request_limits import MAX_HEARTBEATS, MAX_HEARTBEATS_OF_USER, RateLimiter, parsing_cost
 from dl2d.testing import OWNER
 from pslite.job.job_status import MemberReport, Status
-from pslite.job.member_measurements import GpuUsage, Usage
+from pslite.job.step_time_and_usage_statistics import GpuUsage, Usage
 from pslite.launch.daemon_connection.daemon_http import fetch
 from pslite.launch.daemon_connection.membership_from_daemon import DaemonClient
 

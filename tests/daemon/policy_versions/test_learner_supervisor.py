@@ -28,7 +28,7 @@ from dl2d.core.daemon_mode_and_canary import Mode
 from dl2d.core.policy_registry import SITE_SCHEDULER, LearningRun, RunState, Trial, TrialCase, VersionState
 from dl2d.daemon.loop import Daemon
 from dl2d.daemon.policy_versions.active_version import keep_version, version_in
-from dl2d.daemon.policy_versions.candidates import Candidate, read_candidate, write_candidate
+from dl2d.daemon.policy_versions.candidate_files import Candidate, read_candidate, write_candidate
 from dl2d.daemon.policy_versions.learner_supervisor import Learner, schedule_learning
 from dl2d.policies.common.checkpoint import Checkpoint
 from dl2d.policies.dl2.policy import with_checkpoint

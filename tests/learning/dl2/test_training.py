@@ -23,7 +23,7 @@ from dl2d.policies.dl2.scoring import initial_weights
 from dl2d.simulation.replay import replay
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.vectorized.clusters import Clusters
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.training_data import by_kind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dl2d.learning.dl2_paper.settings import Settings
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 
 def a_workload(seed: int, *, jobs: int = 6, nodes: int = 20, **more: float) -> Workload:

@@ -16,7 +16,7 @@ from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
 
 from dl2d.core.errors import CheckpointError
 from dl2d.learning.dl2_paper.settings import Settings
-from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.dl2_paper.training_loop import train
 from dl2d.learning.interrupted_training import State, load_state, save_state
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint
 
@@ -25,7 +25,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 from learning.dl2_paper.made_workloads import SMALL, TRAINING, VALIDATION
-from dl2d.learning.dl2_paper.trainer import train
+from dl2d.learning.dl2_paper.training_loop import train
 from dl2d.policies.common.checkpoint import write_checkpoint
 
 folder = Path(sys.argv[1])

@@ -21,12 +21,12 @@ from dl2d.core.jobs import Allocation, Architecture, Consistency, JobState
 from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.resources import Resources
 from dl2d.core.store import History, RuntimePlan
-from dl2d.learning.site_records.assumed_speeds import with_assumed_speeds
 from dl2d.learning.site_records.digital_twin import Speeds, costs_of, workload_of
 from dl2d.learning.site_records.recorded_days import DAY_SECONDS, days_of, resampled
+from dl2d.learning.site_records.speeds_assumed_for_unmeasured_jobs import with_assumed_speeds
 from dl2d.learning.site_records.split_of_recorded_days import split_history
 from dl2d.policies.drf import Drf
-from dl2d.simulation.workload.format import describe_workload, read_workload, to_request
+from dl2d.simulation.workload.workload_file import describe_workload, read_workload, to_request
 from dl2d.store.sql_store import SqlStore
 from dl2d.throughput.gaussian_process import GaussianProcess
 from dl2d.throughput.training_data import by_kind

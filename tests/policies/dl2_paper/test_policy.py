@@ -25,12 +25,12 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.common.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from dl2d.policies.dl2_paper.inference_network import Dense, Network, SharedJobs, chosen
 from dl2d.policies.dl2_paper.policy import Dl2PaperPolicy, with_checkpoint
-from dl2d.policies.dl2_paper.sizing_state import STEPS
+from dl2d.policies.dl2_paper.sizing_step_by_step import STEPS
 from dl2d.simulation.replay import Rules, SimulationError, replay
 from dl2d.simulation.vectorized.clusters import Clusters
 from dl2d.simulation.vectorized.dl2_paper_sizing import Windows
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload
+from dl2d.simulation.workload.workload_file import Workload
 from dl2d.tick.policy_check.decision_check import check_decision
 
 MODELS = ("holes", "m0", "m1", "m2", "ring")

@@ -13,10 +13,10 @@ from rehearsal import QUICK, Event, Rehearsal, job, static_digest
 from pslite.errors import UsageError
 from pslite.job.job_spec import SGD, Part, Segment, block_bytes_for
 from pslite.job.load_balancing import LoadBalancer, Rule, WorkDivision, loads, longest, shards_by_speed
-from pslite.job.member_measurements import StepTimes, Throughput, ThroughputMeter
 from pslite.job.membership_plan import Member, make_plan, reduction
 from pslite.job.reduction_tree import span
 from pslite.job.shard_and_block_assignment import assign, consecutive_ranges
+from pslite.job.step_time_and_usage_statistics import StepTimes, Throughput, ThroughputMeter
 from pslite.job.weight_blocks import cut
 from pslite.launch.environment_parsing import balance_of
 from pslite.worker.training_session import Share

@@ -23,7 +23,7 @@ from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
 from dl2d.simulation.speeds.speed_models import parse_speed
-from dl2d.simulation.workload.format import CapacityChange, read_workload, write_workload
+from dl2d.simulation.workload.workload_file import CapacityChange, read_workload, write_workload
 
 TWO = {"max_workers": 2, "max_ps": 2}
 

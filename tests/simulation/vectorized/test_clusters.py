@@ -18,7 +18,7 @@ from dl2d.simulation.simulation_presets import PresetName, preset
 from dl2d.simulation.speeds.speed_models import PsSync
 from dl2d.simulation.vectorized.clusters import Clusters, in_bundles
 from dl2d.simulation.vectorized.workload_arrays import Library
-from dl2d.simulation.workload.format import Workload, read_workload
+from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 PAPER = preset(PresetName.DL2_PAPER)
 

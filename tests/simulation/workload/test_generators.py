@@ -10,8 +10,8 @@ import pytest
 
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.speeds.model_profiles import load_profile, profile_names
-from dl2d.simulation.workload.format import Workload, read_workload, write_workload
 from dl2d.simulation.workload.generators import GENERATORS, generate
+from dl2d.simulation.workload.workload_file import Workload, read_workload, write_workload
 
 
 def made(name: str, seed: int = 1, **settings: object) -> Workload:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dl2d.cli.train.train_options import training_workloads
+from dl2d.cli.train.options_of_train_commands import training_workloads
 from dl2d.core.errors import WorkloadError
-from dl2d.simulation.workload.format import CapacityChange, NodeGroup, Workload, read_workload, write_workload
 from dl2d.simulation.workload.generators import generate
 from dl2d.simulation.workload.job_kind_sampling import KindsSettings, draw_kinds
-from dl2d.simulation.workload.sources import load_source
+from dl2d.simulation.workload.workload_file import CapacityChange, NodeGroup, Workload, read_workload, write_workload
+from dl2d.simulation.workload.workload_source_by_name import load_source
 
 FASTER = {"table": [[1.0, 2.0, 2.2], [2.0, 4.0, 4.4]]}
 SLOWER = {"table": [[3.0, 2.0, 1.0], [5.0, 4.0, 2.0]]}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dl2d.core.errors import WorkloadError
 from dl2d.simulation.workload import trace_readers as module
-from dl2d.simulation.workload.format import describe_workload, read_workload
 from dl2d.simulation.workload.trace_readers import FORMATS, ReadTrace, TraceSettings, read_trace
+from dl2d.simulation.workload.workload_file import describe_workload, read_workload
 
 DATA = Path(__file__).parents[4] / "shared" / "data"
 

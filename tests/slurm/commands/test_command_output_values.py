@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dl2d_slurm.commands.command_output_values import has_unread_list, hosts, limit_seconds
+from dl2d_slurm.commands.values_in_command_output import has_unread_list, hosts, limit_seconds
 
 
 @pytest.mark.parametrize(

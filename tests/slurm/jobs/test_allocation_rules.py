@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dl2d.core.resources import Resources
-from dl2d_slurm.jobs.allocation_rules import AllocationRules
+from dl2d_slurm.jobs.allocation_beyond_demand import AllocationRules
 from dl2d_slurm.submission.sbatch_options import threads_of_core
 
 CONFIG = """Configuration data as of 2026-11-30T06:00:00

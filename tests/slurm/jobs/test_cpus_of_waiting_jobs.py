@@ -6,7 +6,7 @@ import pytest
 from slurm_fakes import FakeSlurm, Managers, job_row, node_row
 
 from dl2d.core.resources import Resources
-from dl2d_slurm.jobs.allocation_rules import AllocationRules, CpuUnit
+from dl2d_slurm.jobs.allocation_beyond_demand import AllocationRules, CpuUnit
 from dl2d_slurm.jobs.cpus_of_waiting_jobs import RequestedCpus
 
 NO_THREADS, TWO_THREADS, SOCKET = CpuUnit(), CpuUnit(2, 2), CpuUnit(2, 16)

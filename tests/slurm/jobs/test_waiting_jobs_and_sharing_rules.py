@@ -9,7 +9,7 @@ from dl2d.core.cluster import Task
 from dl2d.core.errors import ConfigError
 from dl2d.core.resource_manager import Claim, Yields
 from dl2d.core.resources import Resources
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import SharingRule, standing_claims
+from dl2d_slurm.jobs.waiting_jobs import SharingRule, standing_claims
 from dl2d_slurm.submission.partitions import Partition
 
 TAG = "dl2:fake.7.1795253000:worker-1"

@@ -25,7 +25,7 @@ from dl2d.tick.tick import tick
 from dl2d.tick.tick_state import TickState
 from dl2d_slurm.manager import SlurmManager
 from dl2d_slurm.settings import SlurmSettings
-from dl2d_slurm.submission.job_description import job_description, job_fields
+from dl2d_slurm.submission.job_fields_for_rest_and_pyslurm import job_description, job_fields
 from dl2d_slurm.submission.submission_backends import chosen_backend
 
 #: Recorded: status and body by release, version of the API, and what was asked.

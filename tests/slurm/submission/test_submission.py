@@ -17,8 +17,8 @@ from dl2d.core.resources import Resources
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission.batch_job_of_task import NODE_VARIABLES, batch_script, sbatch_arguments
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
-from dl2d_slurm.submission.submission import NODE_VARIABLES, batch_script, sbatch_arguments
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=60)
 NAMES = st.from_regex(r"[A-Z_][A-Z0-9_]{0,10}", fullmatch=True).filter(

@@ -19,11 +19,11 @@ from dl2d.core.jobs import NOTHING, Allocation, JobKey, Owner
 from dl2d.core.json_codec import as_plain, decode, encode
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.packing.room_in_limits import LimitRoom
+from dl2d.core.plan_of_starts_and_stops import Plan
 from dl2d.core.policy import Policy
 from dl2d.core.resize_guard_state import GuardState
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Plan
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.dl2.policy import with_checkpoint

@@ -15,14 +15,14 @@ from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, TASK_ROLES, Allocation, Architecture, Job, Role
 from dl2d.core.packing.bin_packing import Packing
 from dl2d.core.placement import Placement
+from dl2d.core.plan_of_starts_and_stops import Deferred, Plan, Start
 from dl2d.core.resource_manager import GrowthLimit
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Deferred, Plan, Start
 from dl2d.placement.best_fit import BestFit
 from dl2d.placement.dl2_paper import Dl2Paper
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.placement.optimus import Optimus
-from dl2d.tick.limits.starts_within_limits import groups_without_replacement, within_limits
+from dl2d.tick.limits.defer_starts_beyond_limits import groups_without_replacement, within_limits
 from dl2d.tick.place.place import place
 from dl2d.tick.tick_context import GuardRules
 

@@ -12,9 +12,9 @@ from tick.world import GivesNothing
 from dl2d.core.cluster import NodeSet
 from dl2d.core.decision import Constraint, Decision, JobDecision, Reason
 from dl2d.core.jobs import NOTHING, Allocation, Role
+from dl2d.core.plan_of_starts_and_stops import Deferred, Plan
 from dl2d.core.resource_manager import Claim, EligibleNodes, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d.core.task_starts_and_stops import Deferred, Plan
 from dl2d.daemon.health_and_metrics import Health
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf

@@ -19,7 +19,7 @@ from dl2d.core.jobs import Allocation, JobKey
 from dl2d.core.resource_manager import TASKS, Claim, GrowthLimit, RmJob, RmJobState, RmListing, TaskSpec, Yields
 from dl2d.core.resources import Resources
 from dl2d.testing import make_nodes
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.tick_context import GuardRules
 
 LAB, GROUP = "limit GrpTRES of account lab", "limit GrpTRES of account group"

@@ -21,12 +21,12 @@ from dl2d.core.jobs import Allocation, Architecture, JobKey, JobState, Role
 from dl2d.core.resource_manager import Claim, EligibleNodes, GrowthLimit, RmJob, RmJobState, RmListing, Yields
 from dl2d.core.resources import Resources
 from dl2d.daemon.api.heartbeat import Heartbeat, receive
-from dl2d.daemon.log_messages import TickLog
+from dl2d.daemon.log_lines_of_ticks import TickLog
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
 from dl2d.testing import make_job, make_nodes
-from dl2d.tick.record import Report
+from dl2d.tick.record_slot import Report
 from dl2d.tick.tick_context import GuardRules
 from dl2d.tick.vacating import vacate_for_waiting_jobs
 from dl2d.tick.vacating.claim_history import ClaimHistory

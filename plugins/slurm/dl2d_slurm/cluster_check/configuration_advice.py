@@ -13,10 +13,10 @@ from typing import NamedTuple
 from dl2d.core.errors import ResourceManagerError, Unavailable, did_you_mean, some_of
 from dl2d.core.resource_manager import Yields
 from dl2d_slurm.cluster_check.unsupported_limits import on_limits
-from dl2d_slurm.commands.command_records import SHOW_PARTITIONS, shown_fields
 from dl2d_slurm.commands.commands import Commands, command_environment, configured, failure
 from dl2d_slurm.commands.rpc_rate import RpcRate
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import sharing_rule
+from dl2d_slurm.commands.squeue_and_sinfo_records import SHOW_PARTITIONS, shown_fields
+from dl2d_slurm.jobs.waiting_jobs import sharing_rule
 from dl2d_slurm.munge_authentication import EXCLUSIVE_USER_PARTITION
 from dl2d_slurm.settings import SlurmSettings
 

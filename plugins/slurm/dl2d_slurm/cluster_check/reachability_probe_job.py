@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dl2d.core.errors import NotFound, Unavailable
 from dl2d.core.resource_manager import ProbeStep
-from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import Commands, failure
+from dl2d_slurm.commands.squeue_and_sinfo_records import query_jobs
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.settings import SlurmSettings
+from dl2d_slurm.submission.batch_job_of_task import basic_arguments
 from dl2d_slurm.submission.sbatch_backend import JobControl
-from dl2d_slurm.submission.submission import basic_arguments
 
 _FIELDS = ("JobID", "State", "NodeList", "exit_code", "Reason", "Comment")
 _REPORT = "dl2d probe: "

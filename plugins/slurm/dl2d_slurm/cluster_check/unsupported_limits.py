@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from dl2d.core.errors import some_of
-from dl2d_slurm.commands.command_records import SHOW_CONFIG
 from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import SHOW_CONFIG
 from dl2d_slurm.limits.association_limits import ASK_LIMITS, enforces_limits
 from dl2d_slurm.settings import SlurmSettings
 

@@ -1,8 +1,9 @@
 """Nodes, CPUs and memory that Slurm will allocate to a job that waits: squeue shows what it asks for.
 
-Slurm allocates whole cores, as it does for tasks (``allocation_rules``), and more of them for a job that uses one
-thread of each or has one task on each, for one that asks for CPUs with each GPU, and for one that asks for a minimum on
-each node. Each task of the job runs on one node. Tried with Slurm 22.05 and 26.05: tests/slurm/test_real_slurm.py.
+Slurm allocates whole cores, as it does for tasks (``allocation_beyond_demand``), and more of them for a job that uses
+one thread of each or has one task on each, for one that asks for CPUs with each GPU, and for one that asks for a
+minimum on each node. Each task of the job runs on one node. Tried with Slurm 22.05 and 26.05:
+tests/slurm/test_real_slurm.py.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import count, node_count, parse_gres
-from dl2d_slurm.jobs.allocation_rules import MOST, AllocationRules, CpuUnit
+from dl2d_slurm.commands.values_in_command_output import count, node_count, parse_gres
+from dl2d_slurm.jobs.allocation_beyond_demand import MOST, AllocationRules, CpuUnit
 
 #: Fields of squeue that are read here.
 CPU_FIELDS = ("NumTasks", "cpus-per-task", "mincpus", "threads", "NTPerCore", "cpus-per-tres", "MinMemory")

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import parse_gres
 from dl2d_slurm.commands.commands import Commands
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import WaitingJob
+from dl2d_slurm.commands.values_in_command_output import parse_gres
+from dl2d_slurm.jobs.waiting_jobs import WaitingJob
 
 log = structlog.get_logger(__name__)
 

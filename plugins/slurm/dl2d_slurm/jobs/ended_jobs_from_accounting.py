@@ -11,8 +11,8 @@ import structlog
 
 from dl2d.core.errors import ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmJob
-from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS
 from dl2d_slurm.commands.commands import MAX_IDS, Commands, configured, failure
+from dl2d_slurm.commands.squeue_and_sinfo_records import TIMES_AS_SECONDS
 from dl2d_slurm.jobs.squeue_jobs import parse_job
 from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
 

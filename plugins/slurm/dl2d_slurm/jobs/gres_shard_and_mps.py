@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_output_values import count
+from dl2d_slurm.commands.values_in_command_output import count
 
 _GPU = "gpu"
 #: Names of shares.

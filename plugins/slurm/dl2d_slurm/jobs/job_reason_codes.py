@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from dl2d_slurm.commands.command_output_values import value_or_empty
+from dl2d_slurm.commands.values_in_command_output import value_or_empty
 
 
 class WaitsFor(Enum):

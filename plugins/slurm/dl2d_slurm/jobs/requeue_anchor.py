@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from dl2d.core.errors import NotFound
 from dl2d.core.resource_manager import RmIdentity, RmJobState
-from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import Answer, Commands, failure
+from dl2d_slurm.commands.squeue_and_sinfo_records import query_jobs
 from dl2d_slurm.jobs.slurm_states import job_state
 from dl2d_slurm.jobs.squeue_jobs import IDENTITY_FIELDS, identities
 

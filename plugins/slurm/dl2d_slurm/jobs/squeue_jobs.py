@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from dl2d.core.cluster import ANCHOR, Task, parse_tag
 from dl2d.core.resource_manager import RmIdentity, RmJob, RmJobState
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import (
+from dl2d_slurm.commands.squeue_and_sinfo_records import TIMES_AS_SECONDS, records
+from dl2d_slurm.commands.values_in_command_output import (
     count,
     hosts,
     may_be_unknown,
@@ -28,13 +29,12 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
-from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS, records
 from dl2d_slurm.jobs.cpus_of_waiting_jobs import RequestedCpus
 from dl2d_slurm.jobs.gres_shard_and_mps import with_shares
 from dl2d_slurm.jobs.job_reason_codes import is_node_refused, says_nothing_of_node, site_limit, waiting_reason
 from dl2d_slurm.jobs.slurm_states import NOT_EXECUTING_STATES, job_state
 from dl2d_slurm.jobs.static_jobs import WATCH_FIELDS, static_job
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import (
+from dl2d_slurm.jobs.waiting_jobs import (
     WAITING_FIELDS,
     WaitingJob,
     each_task,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dl2d.core.resource_manager import StaticJob
 from dl2d.core.resources import Resources
-from dl2d_slurm.commands.command_output_values import hosts, limit_seconds, owner_of, value_or_empty
+from dl2d_slurm.commands.values_in_command_output import hosts, limit_seconds, owner_of, value_or_empty
 from dl2d_slurm.settings import TASKS, SlurmStaticJobRule
 
 #: What is asked of squeue beside the rest where there are rules.

@@ -16,8 +16,8 @@ import structlog
 
 from dl2d.core.errors import Denied, ResourceManagerError, Unavailable
 from dl2d.core.resource_manager import RmIdentity
-from dl2d_slurm.commands.command_records import query_jobs
 from dl2d_slurm.commands.commands import MAX_IDS, Answer, Commands, failure
+from dl2d_slurm.commands.squeue_and_sinfo_records import query_jobs
 from dl2d_slurm.jobs.squeue_jobs import IDENTITY_FIELDS, identities
 from dl2d_slurm.submission.sbatch_backend import JobControl
 

@@ -25,11 +25,11 @@ from dl2d.core.cluster import parse_tag
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import TASKS, GrowthLimit, RmJobState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_records import SHOW_CONFIG, shown_fields
 from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import SHOW_CONFIG, shown_fields
 from dl2d_slurm.jobs.job_reason_codes import Bound
 from dl2d_slurm.jobs.squeue_jobs import Jobs, limit_scope
-from dl2d_slurm.jobs.waiting_jobs_and_sharing_rules import handle_for_users
+from dl2d_slurm.jobs.waiting_jobs import handle_for_users
 from dl2d_slurm.limits.qos_precedence import KnownQosPrecedence, QosPrecedence
 from dl2d_slurm.submission.sbatch_options import NO_OPTIONS, AnchorOptions
 

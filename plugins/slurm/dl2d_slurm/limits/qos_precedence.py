@@ -16,8 +16,8 @@ import structlog
 
 from dl2d.core.backoff_after_failed_starts import doubled
 from dl2d.core.errors import ResourceManagerError
-from dl2d_slurm.commands.command_records import SHOW_PARTITIONS
 from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import SHOW_PARTITIONS
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 
 log = structlog.get_logger(__name__)

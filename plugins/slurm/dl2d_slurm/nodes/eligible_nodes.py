@@ -12,7 +12,7 @@ from operator import and_
 from typing import TypeAlias
 
 from dl2d.core.resource_manager import EligibleNodes
-from dl2d_slurm.commands.command_output_values import has_unread_list, hosts
+from dl2d_slurm.commands.values_in_command_output import has_unread_list, hosts
 from dl2d_slurm.nodes.reservations import Reservation
 from dl2d_slurm.submission.partitions import Partition, largest_limit
 from dl2d_slurm.submission.sbatch_options import AnchorOptions

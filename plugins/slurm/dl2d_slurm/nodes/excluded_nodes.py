@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from dl2d_slurm.commands.command_output_values import value_or_empty
-from dl2d_slurm.commands.command_records import ALL_LOCAL, SEPARATOR, new_terminator, records
 from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import ALL_LOCAL, SEPARATOR, new_terminator, records
+from dl2d_slurm.commands.values_in_command_output import value_or_empty
 
 _EXCLUDED_FIELDS = ("JobID", "Excluded")
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from dl2d.core.cluster import Node
 from dl2d.core.resource_manager import RmJob
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.jobs.allocation_rules import AllocationRules
+from dl2d_slurm.jobs.allocation_beyond_demand import AllocationRules
 from dl2d_slurm.jobs.squeue_jobs import HeldInPartition
 from dl2d_slurm.submission.partitions import Partition
 

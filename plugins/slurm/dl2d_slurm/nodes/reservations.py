@@ -18,7 +18,9 @@ from dl2d.core.cluster import Node, NodeState
 from dl2d.core.errors import ResourceManagerError
 from dl2d.core.resource_manager import Claim
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_output_values import (
+from dl2d_slurm.commands.commands import Commands
+from dl2d_slurm.commands.squeue_and_sinfo_records import TIMES_AS_SECONDS
+from dl2d_slurm.commands.values_in_command_output import (
     MAX_ADMIN_LIST,
     count,
     hosts,
@@ -26,8 +28,6 @@ from dl2d_slurm.commands.command_output_values import (
     timestamp,
     value_or_empty,
 )
-from dl2d_slurm.commands.command_records import TIMES_AS_SECONDS
-from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.nodes.sinfo_nodes import Nodes
 from dl2d_slurm.submission.sbatch_options import AnchorOptions
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from dl2d.core.cluster import Node, NodeState
 from dl2d.core.resources import NO_RESOURCES, Resources
-from dl2d_slurm.commands.command_output_values import count, limit_seconds, parse_gres, resources_of, value_or_empty
-from dl2d_slurm.commands.command_records import records
+from dl2d_slurm.commands.squeue_and_sinfo_records import records
+from dl2d_slurm.commands.values_in_command_output import count, limit_seconds, parse_gres, resources_of, value_or_empty
 from dl2d_slurm.jobs.gres_shard_and_mps import with_shared_gpus
 from dl2d_slurm.jobs.slurm_states import ASLEEP, RESERVED, is_drained, node_state
 from dl2d_slurm.jobs.squeue_jobs import Jobs

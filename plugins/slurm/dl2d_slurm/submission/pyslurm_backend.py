@@ -22,7 +22,7 @@ import structlog
 from dl2d.core.errors import Rejected, Unavailable
 from dl2d_slurm.commands.commands import UMASK, Answer, failure, installed_version
 from dl2d_slurm.commands.rpc_rate import PYSLURM_SUBMIT, is_overloaded
-from dl2d_slurm.submission.job_description import JobFieldsControl, job_description
+from dl2d_slurm.submission.job_fields_for_rest_and_pyslurm import JobFieldsControl, job_description
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from dl2d.core.errors import Rejected
-from dl2d_slurm.commands.command_output_values import (
+from dl2d_slurm.commands.values_in_command_output import (
     EXCLUSIVE_FIELDS,
     TIME_SPAN,
     count,

@@ -19,7 +19,7 @@ from dl2d.core.errors import Unavailable
 from dl2d.http_call_deadline import Deadline, DeadlineTransport
 from dl2d_slurm.commands.commands import Answer
 from dl2d_slurm.commands.rpc_rate import is_overloaded
-from dl2d_slurm.submission.job_description import JobFieldsControl, job_description
+from dl2d_slurm.submission.job_fields_for_rest_and_pyslurm import JobFieldsControl, job_description
 from dl2d_slurm.submission.json_web_token import JsonWebToken
 
 #: Versions of the data parser with the fields used here, of Slurm 24.11 to 26.05; the first that is there is used.

@@ -10,7 +10,7 @@ from dl2d.core.errors import ConfigError, Rejected
 from dl2d_slurm.commands.commands import Commands
 from dl2d_slurm.commands.rpc_rate import RpcRate
 from dl2d_slurm.settings import Backend, SlurmSettings
-from dl2d_slurm.submission.job_description import job_fields
+from dl2d_slurm.submission.job_fields_for_rest_and_pyslurm import job_fields
 from dl2d_slurm.submission.pyslurm_backend import PyslurmControl
 from dl2d_slurm.submission.sbatch_backend import JobControl
 from dl2d_slurm.submission.slurmrestd_backend import RestControl

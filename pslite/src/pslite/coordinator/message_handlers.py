@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pslite.coordinator import checkpoints_and_rollback, global_norm, job_completion, sample_requests
+from pslite.coordinator import answer_sample_requests, checkpoints_and_rollback, global_norm, job_completion
 from pslite.coordinator.failures import allreduce_repair, failover, stall_handling
 from pslite.coordinator.membership import (
     barrier,
@@ -46,7 +46,7 @@ from pslite.net.messages import (
 
 #: by kind, what takes a member's message; only the first ones are taken of members that are in no plan
 FROM_ANYBODY: dict[type, Callable[[Job, MemberState, Any], None]] = {
-    AskSamples: sample_requests.assign,
+    AskSamples: answer_sample_requests.assign,
     AtBarrier: barrier.arrive,
     Beat: status_report.heartbeat,
     Describe: joining_and_start.describe,

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from pslite.job.load_balancing import Straggler
-from pslite.job.member_measurements import StepTimes, Usage
+from pslite.job.step_time_and_usage_statistics import StepTimes, Usage
 
 #: exit status of a program that has handled SIGTERM and ends because of it
 TERMINATED = 128 + signal.SIGTERM

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from pslite.job.member_measurements import StepTimes, Throughput
 from pslite.job.membership_plan import Plan
 from pslite.job.shard_and_block_assignment import assign, ranges
+from pslite.job.step_time_and_usage_statistics import StepTimes, Throughput
 
 #: reports of a member that are looked at, newest last; one comes with a heartbeat that had a step
 _MAX_REPORTS = 60

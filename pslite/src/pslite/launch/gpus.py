@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pslite.job.member_measurements import GpuUsage
+from pslite.job.step_time_and_usage_statistics import GpuUsage
 
 #: the devices that a process sees, as CUDA has it
 VISIBLE = "CUDA_VISIBLE_DEVICES"

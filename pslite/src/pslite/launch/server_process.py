@@ -9,7 +9,7 @@ import sys
 from pslite.errors import PsliteError, RolledBack
 from pslite.job.printable_text import give_up_unwritten_text, tell
 from pslite.launch.environment_parsing import task_environment
-from pslite.launch.signals import OWN
+from pslite.launch.signal_forwarding import OWN
 from pslite.server import Server
 
 

@@ -9,10 +9,10 @@ import msgspec
 
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import Cause, Role
-from pslite.job.member_measurements import ResizeSteps, StepTimes, Throughput, Usage
 from pslite.job.membership_plan import Member, Plan
 from pslite.job.message_base_class import WireRecord
 from pslite.job.sample_assignment import SampleRange, Seen
+from pslite.job.step_time_and_usage_statistics import ResizeSteps, StepTimes, Throughput, Usage
 
 #: the vectors of which sums of squares are reported: the mean gradient (for clipping), or LAMB's update and weights
 Vector = Literal["gradient", "update"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pslite.errors import ProtocolError
 from pslite.fault_points import FaultPoints
 from pslite.job.job_spec import JobSpec
-from pslite.job.member_measurements import ThroughputMeter
 from pslite.job.membership_plan import Plan, Reduction
+from pslite.job.step_time_and_usage_statistics import ThroughputMeter
 from pslite.job.weight_blocks import Block, cut
 from pslite.net.messages import Message
 from pslite.net.shared_memory import Layout

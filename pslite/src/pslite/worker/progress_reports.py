@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from pslite.job.member_measurements import ResizeSteps, StepTimer, ThroughputMeter
+from pslite.job.step_time_and_usage_statistics import ResizeSteps, StepTimer, ThroughputMeter
 from pslite.net.messages import Beat, Drained, Finished, Message, Pushed
 from pslite.worker.training_session import Stopwatch
 

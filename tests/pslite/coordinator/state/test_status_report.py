@@ -11,8 +11,8 @@ from pslite.coordinator import checkpoints_and_rollback
 from pslite.coordinator.state import status_report
 from pslite.job.job_spec import Part, Segment, Sum
 from pslite.job.job_status import Cause, PlanReport, Suspension
-from pslite.job.member_measurements import ResizeSteps
 from pslite.job.sample_assignment import SampleAssigner
+from pslite.job.step_time_and_usage_statistics import ResizeSteps
 from pslite.net.messages import AgentExit, Beat
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pslite.job.member_measurements import StepTimes, Usage, in_words, size_in_words
+from pslite.job.step_time_and_usage_statistics import StepTimes, Usage, in_words, size_in_words
 from pslite.launch.gpus import open_gpus
 from pslite.launch.task_process.resource_usage import MAX_SHARE, ProcessMonitor, family
 

@@ -19,7 +19,7 @@ from pslite_jobs import command, environment, run_job, static_digest
 
 from pslite.coordinator import Coordinator, Settings
 from pslite.job.job_status import Cause, Reply
-from pslite.job.member_measurements import Usage
+from pslite.job.step_time_and_usage_statistics import Usage
 from pslite.launch.task_process import task_agent
 from pslite.launch.task_process.exit_status import OomKills, open_tail
 from pslite.launch.task_process.task_agent import TaskAgent

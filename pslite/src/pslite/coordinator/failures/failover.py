@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from pslite.coordinator import checkpoints_and_rollback, job_completion, sample_requests
+from pslite.coordinator import answer_sample_requests, checkpoints_and_rollback, job_completion
 from pslite.coordinator.failures import allreduce_repair
 from pslite.coordinator.failures.failure_detector import examine
 from pslite.coordinator.membership import membership_plans
@@ -69,7 +69,7 @@ def lose(job: Job, member: MemberState, how: str, *, fatal: bool = False) -> Non
     state, pending = job.state, job.state.pending
     if not member.present or state.over:
         return
-    sample_requests.take_back(job, member.task)
+    answer_sample_requests.take_back(job, member.task)
     if member.leaving and not fatal and state.result is None:
         # its script was made to end (status of SIGTERM), and is not done
         member.finished = member.chief = False

@@ -13,8 +13,8 @@ from pslite.coordinator.state.coordinator_settings import Settings
 from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.job_spec import JobSpec
 from pslite.job.load_balancing import LoadBalancer
-from pslite.job.member_measurements import ResizeSteps, Usage
 from pslite.job.sample_assignment import SampleAssigner
+from pslite.job.step_time_and_usage_statistics import ResizeSteps, Usage
 from pslite.net.messages import AssignSamples, Factors, JobEnded, Message, Vector
 from pslite.net.tls import Encryption
 from pslite.numeric.norms import Squares

@@ -11,8 +11,8 @@ import msgspec
 from pslite.incident_limits import Incident
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Reply, Result, Role
-from pslite.job.member_measurements import StepTimes
 from pslite.job.membership_plan import Member, Plan
+from pslite.job.step_time_and_usage_statistics import StepTimes
 from pslite.job.weight_blocks import Block, cut
 from pslite.net.messages import AgentExit, Exit, Moved
 from pslite.net.reliable_channel import ReliableChannel

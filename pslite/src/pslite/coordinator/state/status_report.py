@@ -11,7 +11,7 @@ import msgspec
 from pslite.coordinator.state.coordinator_context import AwaitedSteps, Job
 from pslite.coordinator.state.job_state import JobState, MemberState
 from pslite.job.job_status import Cause, MemberReport, PlanReport, Status, signal_in_words
-from pslite.job.member_measurements import ResizeSteps
+from pslite.job.step_time_and_usage_statistics import ResizeSteps
 from pslite.net.messages import AgentExit, Alive, Beat
 
 #: the window over which speed is measured; it has two versions at least

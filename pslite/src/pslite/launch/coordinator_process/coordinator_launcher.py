@@ -16,9 +16,9 @@ from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PsliteError, UsageError
 from pslite.job.environment_passed_to_tasks import remarks, user_environment
 from pslite.launch.coordinator_process.coordinator_supervisor import LogLocation, Supervisor, locate_log
-from pslite.launch.coordinator_process.local_tasks import LocalTasks
 from pslite.launch.coordinator_process.mxnet_launcher import OpenMembership, launched_listener
 from pslite.launch.coordinator_process.slurm_batch_script import refuse_container, submission_options
+from pslite.launch.coordinator_process.task_processes_on_this_machine import LocalTasks
 from pslite.launch.daemon_connection.daemon_http import is_loopback
 from pslite.launch.daemon_connection.job_registration import Registration, register
 from pslite.launch.daemon_connection.membership_from_daemon import DaemonClient, report_failure

@@ -30,9 +30,9 @@ from pslite.incident_limits import MAX_DEATHS, Incident
 from pslite.job.job_status import MembershipSource, Reply, Status
 from pslite.job.message_base_class import WireRecord
 from pslite.job.printable_text import flush_output, tell
-from pslite.launch.coordinator_process.local_tasks import LocalTasks
+from pslite.launch.coordinator_process.task_processes_on_this_machine import LocalTasks
 from pslite.launch.daemon_connection.membership_from_daemon import report_failure
-from pslite.launch.signals import ENDING, OWN, handled
+from pslite.launch.signal_forwarding import ENDING, OWN, handled
 from pslite.net.message_framing import Channel, Inbox
 from pslite.storage.coordinator_log import CoordinatorLog, read_state
 

@@ -34,7 +34,7 @@ from pslite.job.job_status import TERMINATED
 from pslite.launch.daemon_connection.daemon_http import UID_VARIABLE, error_text, fetch
 from pslite.launch.daemon_connection.job_registration import Registration, register
 from pslite.launch.environment_parsing import DURABILITY_VARIABLE, PROGRESS_VARIABLE, need
-from pslite.launch.signals import ENDING, handled
+from pslite.launch.signal_forwarding import ENDING, handled
 from pslite.launch.task_process.resource_usage import family, kill
 from pslite.net.tls import VARIABLE
 

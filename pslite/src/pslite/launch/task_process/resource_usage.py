@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from pslite.job.member_measurements import Usage
+from pslite.job.step_time_and_usage_statistics import Usage
 from pslite.launch.gpus import Gpus
 
 #: share of a core that sampling may take: the next sample is delayed accordingly

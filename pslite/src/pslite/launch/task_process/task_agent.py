@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from pslite.errors import PsliteError
 from pslite.job.job_status import Cause
-from pslite.job.member_measurements import Usage, in_words
+from pslite.job.step_time_and_usage_statistics import Usage, in_words
 from pslite.launch.gpus import open_gpus
-from pslite.launch.signals import ENDING, OWN, from_terminal, handled, wait_for
+from pslite.launch.signal_forwarding import ENDING, OWN, from_terminal, handled, wait_for
 from pslite.launch.task_process.exit_status import ExitStatus, LogTail, OomKills, classify, oom_kills, open_tail
 from pslite.launch.task_process.resource_usage import ProcessMonitor, family, kill
 from pslite.net.authentication import Identity, connect

@@ -9,7 +9,7 @@ from pslite.errors import UsageError
 from pslite.fault_points import FaultPoint, FaultPoints
 from pslite.numeric.gradient_sums import Contribution
 from pslite.worker.progress_reports import Progress, ProgressReports
-from pslite.worker.ps.control_events import ControlEvents
+from pslite.worker.ps.events_from_other_threads import ControlEvents
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.known_plans import PlanTable, PreparedPlan
 from pslite.worker.ps.model_buffers import ModelBuffers

@@ -18,8 +18,8 @@ from pslite.net.authentication import Identity
 from pslite.net.messages import AskSamples, AtBarrier, Describe, Severed
 from pslite.numeric.gradient_sums import Array, Bundle, Contribution, Supply
 from pslite.worker.control_connection import MemberOptions, Membership
-from pslite.worker.ps.control_events import ControlEvents
 from pslite.worker.ps.data_connections import DataPlane
+from pslite.worker.ps.events_from_other_threads import ControlEvents
 from pslite.worker.ps.frame_receiver import FrameReceiver
 from pslite.worker.ps.gradient_sender import GradientSender
 from pslite.worker.ps.initial_state import InitialState
