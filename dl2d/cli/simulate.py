@@ -20,9 +20,9 @@ from dl2d.core.json_codec import as_plain
 from dl2d.simulation.completion_time_lower_bound import Bound, lower_bound
 from dl2d.simulation.parse_key_value_options import key_values
 from dl2d.simulation.policy_by_name import LEARNED, find_policy
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, replay
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_source_by_name import load_source, source_forms
 
 

@@ -14,8 +14,8 @@ from dl2d.experiments.participants import PLACEMENT, Number, Participant
 from dl2d.plugins import FactoryArguments, load_placement, load_policy
 from dl2d.policies.common.checkpoint import read_checkpoint
 from dl2d.simulation.policy_by_name import LEARNED, TOLD, find_policy
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.simulation_presets import Preset, preset
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_file import Workload
 
 

@@ -21,8 +21,8 @@ from dl2d.core.policy_registry import TrialCase
 from dl2d.core.progress_callback import Count, uncounted
 from dl2d.learning.site_records.policy_that_repeats_recorded_sizes import RecordedScheduler
 from dl2d.learning.site_records.split_of_recorded_days import Case
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_file import to_request
 from dl2d.tick.policy_check.policy_starts_jobs_check import start_check
 from dl2d.tick.tick_context import GuardRules

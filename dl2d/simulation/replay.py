@@ -27,11 +27,9 @@ from dl2d.core.resource_manager import RmJob, RmJobState
 from dl2d.core.store import JobChange
 from dl2d.simulation.in_memory_resource_manager import MemoryManager
 from dl2d.simulation.in_memory_store import MemoryStore
-from dl2d.simulation.node_outages import NodeEvent, Outages
-from dl2d.simulation.realism_effects import Effects, reported_epoch, resized
+from dl2d.simulation.realism import Effects, NodeEvent, Outages, Realism, reported_epoch, resized
 from dl2d.simulation.result_time_series import SlotRecorder, SlotSeries
 from dl2d.simulation.seeded_random import SeededRandom
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_file import SimulatedJob, Workload, to_request
 from dl2d.tick.task_command_and_environment import TaskSpecs
 from dl2d.tick.tick import tick

@@ -21,8 +21,8 @@ from dl2d.policies.lookahead import Lookahead
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.policies.tetris import Tetris
+from dl2d.simulation.realism import REALISTIC
 from dl2d.simulation.replay import Rules
-from dl2d.simulation.speeds.realism_options import REALISTIC
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.workload_file import Workload
 
@@ -101,7 +101,7 @@ def preset(name: PresetName | None, placement: str = "load_balance") -> Preset:
     for Optimus, which gives single tasks, the first two of a job included. Optimus and lookahead know the true speeds.
 
     ``realistic``: a cluster with costs, noise and failures as they were measured
-    (``dl2d.simulation.speeds.realism_options``), for all policies that are installed.
+    (``dl2d.simulation.realism``), for all policies that are installed.
     """
     match name:
         case None:

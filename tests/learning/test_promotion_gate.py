@@ -26,7 +26,7 @@ from dl2d.learning.site_records.split_of_recorded_days import Case
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.speeds.realism_options import Realism
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.tick.tick_context import GuardRules
 

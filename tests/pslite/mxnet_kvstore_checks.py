@@ -9,10 +9,10 @@ import numpy as np
 from mxnet_checks import raises, run_named
 
 from pslite.errors import UsageError
-from pslite.mxnet.kvstore.key_group_turns import KeyGroupTurns
 from pslite.mxnet.kvstore.key_table import KeyTable
 from pslite.mxnet.kvstore.kvstore_job import KVStoreJob
 from pslite.mxnet.kvstore.push_and_pull import KVStoreSteps
+from pslite.mxnet.kvstore.wait_for_same_key_group import KeyGroupTurns
 from pslite.mxnet.kvstore.weight_writer import WeightWriter
 from pslite.worker.single_process_session import SingleSession
 

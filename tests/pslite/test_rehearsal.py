@@ -38,8 +38,8 @@ from variants import first, nightly
 
 from pslite.coordinator.stall_detector import ProgressRule
 from pslite.errors import PeerLost, Unreachable, UsageError
+from pslite.failure_rate_limits import RateLimit
 from pslite.fault_points import FaultPoint
-from pslite.incident_limits import RateLimit
 from pslite.net.messages import Abort, AtBarrier, Commit, DigestRequest, Exit, PlanDone, Promote, Reassign
 from pslite.net.reliable_channel import counts
 from pslite.net.tensor_frames import INIT, PUSH, REPLICATED, RESTORE, STATE

@@ -20,8 +20,8 @@ from dl2d.policies.fifo import Fifo
 from dl2d.policies.optimus import Optimus
 from dl2d.policies.srtf import Srtf
 from dl2d.simulation.completion_time_lower_bound import lower_bound
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_file import Workload, read_workload
 
 SPEEDS = {

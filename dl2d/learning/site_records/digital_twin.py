@@ -21,7 +21,7 @@ from dl2d.core.jobs import Architecture, JobRequest
 from dl2d.core.measured_speeds_and_losses import TrainingKind
 from dl2d.core.store import History
 from dl2d.learning.site_records.recorded_days import Day, numbered
-from dl2d.simulation.speeds.realism_options import Realism
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS, Table
 from dl2d.simulation.workload.workload_file import NodeGroup, SimulatedJob, Workload
 from dl2d.throughput.gaussian_process import GaussianProcess

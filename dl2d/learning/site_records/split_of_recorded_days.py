@@ -30,8 +30,8 @@ from dl2d.learning.site_records.recorded_days import (
     thinned,
 )
 from dl2d.learning.site_records.speeds_assumed_for_unmeasured_jobs import with_recorded_times
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import MAX_TASKS
 from dl2d.simulation.workload.workload_file import Workload
 from dl2d.throughput.gaussian_process import GaussianProcess

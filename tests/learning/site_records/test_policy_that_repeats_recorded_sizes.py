@@ -24,8 +24,8 @@ from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
 from dl2d.policies.srtf import Srtf
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Replayed, Rules, replay
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_file import Workload
 from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store.sql_store import SqlStore

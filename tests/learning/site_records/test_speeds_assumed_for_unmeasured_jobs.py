@@ -23,8 +23,8 @@ from dl2d.learning.site_records.speeds_assumed_for_unmeasured_jobs import with_a
 from dl2d.learning.site_records.split_of_recorded_days import split_history
 from dl2d.placement.load_balance import LoadBalance
 from dl2d.policies.fifo import Fifo
+from dl2d.simulation.realism import Realism
 from dl2d.simulation.replay import Rules, replay
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.workload.workload_source_by_name import load_source
 from dl2d.store.sql_store import SqlStore
 from dl2d.testing import make_request

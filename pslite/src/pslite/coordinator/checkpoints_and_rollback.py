@@ -9,7 +9,7 @@ from pslite.coordinator.state.coordinator_context import Job, StepRecord
 from pslite.coordinator.state.job_state import ROLES, MemberState
 from pslite.coordinator.state.status_report import current_epoch
 from pslite.errors import CheckpointError
-from pslite.incident_limits import MAX_ROLLBACKS, Incident
+from pslite.failure_rate_limits import MAX_ROLLBACKS, Incident
 from pslite.job.job_status import Result
 from pslite.net.messages import Exit, NotSaved, Restored, RollBack, Saved
 from pslite.storage.checkpoint_files import SavedFile, complete, drop_part, drop_unfinished

@@ -12,7 +12,7 @@ from pslite.coordinator.failures import failover
 from pslite.coordinator.failures.failover import check_members, count_loss, failed, lose, process_ended
 from pslite.coordinator.failures.failure_detector import be_lenient
 from pslite.coordinator.state.status_report import report
-from pslite.incident_limits import Incident
+from pslite.failure_rate_limits import Incident
 from pslite.job.job_status import Cause
 from pslite.net.messages import AgentExit, Failed
 

@@ -14,7 +14,7 @@ from coordinator.jobs import JOINED, job
 from pslite.coordinator.failures.stall_handling import check, stuck_members, take_stacks
 from pslite.coordinator.stall_detector import ProgressRule, ProgressWatch
 from pslite.coordinator.state.status_report import report
-from pslite.incident_limits import Incident
+from pslite.failure_rate_limits import Incident
 from pslite.job.job_status import Cause
 from pslite.net.messages import Stacks
 

@@ -7,7 +7,7 @@ import time
 from pslite.coordinator.membership import membership_plans, work_reassignment
 from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.job_state import MemberState, PendingPlan
-from pslite.incident_limits import MAX_BREAKS, Incident
+from pslite.failure_rate_limits import MAX_BREAKS, Incident
 from pslite.job.membership_plan import Plan
 from pslite.net.messages import Broken
 

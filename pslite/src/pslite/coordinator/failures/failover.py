@@ -19,7 +19,7 @@ from pslite.coordinator.membership.work_reassignment import lose_worker, stop_wa
 from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.job_state import MemberState, ServerFailover
 from pslite.coordinator.state.status_report import how_it_ended
-from pslite.incident_limits import MAX_LOSSES, Incident
+from pslite.failure_rate_limits import MAX_LOSSES, Incident
 from pslite.job.job_status import TERMINATED
 from pslite.job.membership_plan import Plan, holders_of
 from pslite.net.messages import (

@@ -15,7 +15,7 @@ from pslite.coordinator import checkpoints_and_rollback
 from pslite.coordinator.failures.failover import lose
 from pslite.coordinator.state.coordinator_context import Job
 from pslite.coordinator.state.job_state import JobState, MemberState
-from pslite.incident_limits import MAX_STALLS, Incident
+from pslite.failure_rate_limits import MAX_STALLS, Incident
 from pslite.net.messages import DumpStacks, Stacks
 
 #: how long members may take to answer what they do, in seconds

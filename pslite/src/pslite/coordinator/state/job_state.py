@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from pslite.incident_limits import Incident
+from pslite.failure_rate_limits import Incident
 from pslite.job.job_spec import JobSpec
 from pslite.job.job_status import JobPhase, MemberPhase, PlanReport, Reply, Result, Role
 from pslite.job.membership_plan import Member, Plan

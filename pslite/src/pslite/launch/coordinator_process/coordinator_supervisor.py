@@ -26,7 +26,7 @@ import msgspec
 from pslite.coordinator import Coordinator
 from pslite.coordinator.state.state_log_entries import decode
 from pslite.errors import Cancelled, Fenced, PsliteError, UsageError
-from pslite.incident_limits import MAX_DEATHS, Incident
+from pslite.failure_rate_limits import MAX_DEATHS, Incident
 from pslite.job.job_status import MembershipSource, Reply, Status
 from pslite.job.message_base_class import WireRecord
 from pslite.job.printable_text import flush_output, tell

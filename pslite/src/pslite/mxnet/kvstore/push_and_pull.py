@@ -13,9 +13,9 @@ from typing import Any
 from pslite.errors import UsageError
 from pslite.mxnet.arrays import STYPE, dense, lazy, same_dense
 from pslite.mxnet.elastic_data_sampler import give_again
-from pslite.mxnet.kvstore.key_group_turns import KeyGroupTurns
 from pslite.mxnet.kvstore.key_table import Key, KeyTensor, Places
 from pslite.mxnet.kvstore.kvstore_job import KVStoreJob
+from pslite.mxnet.kvstore.wait_for_same_key_group import KeyGroupTurns
 from pslite.mxnet.optimizer_translation import rule_of
 
 #: what to do about keys that are not pushed: from the first step on, and later

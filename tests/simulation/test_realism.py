@@ -16,12 +16,10 @@ from dl2d.core.json_codec import encode
 from dl2d.core.policy import Evidence
 from dl2d.policies.drf import Drf
 from dl2d.policies.fifo import Fifo
-from dl2d.simulation.node_outages import Outages
-from dl2d.simulation.realism_effects import communication, loss_curve
+from dl2d.simulation.realism import REALISTIC, Outages, Realism, communication, loss_curve
 from dl2d.simulation.replay import Rules, SlotProgress
 from dl2d.simulation.seeded_random import SeededRandom
 from dl2d.simulation.simulation_presets import PresetName, preset
-from dl2d.simulation.speeds.realism_options import REALISTIC, Realism
 from dl2d.simulation.speeds.speed_models import parse_speed
 from dl2d.simulation.workload.workload_file import CapacityChange, read_workload, write_workload
 
@@ -427,7 +425,7 @@ def test_progress_within_a_slot_follows_each_change_of_speed() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
     for name in (field.name for field in dataclasses.fields(Realism)):
         row = next((line for line in text.splitlines() if line.startswith(f"| `{name}`")), "")
         default, value = (f"{getattr(record, name):g}" for record in (Realism(), REALISTIC))

@@ -1,4 +1,4 @@
-"""Turns of groups of keys: a worker whose script is at another group than the first worker's waits for that group.
+"""Groups of keys that are stepped in turns: a worker at another group than the first worker waits for that worker's.
 
 Scripts have several groups where networks train in turns, as in a GAN.  A worker that comes later may begin with
 another group than the one that the first worker is at.

@@ -1,19 +1,97 @@
-"""Effects of the options of ``Realism`` on a job's speed, losses and declared epochs."""
+"""Imperfections of real clusters (noise, costs, failures), all off by default: options, effects, and node outages.
+
+docs/simulator.md has the table of options with units, the values of the preset ``realistic`` and where they come from.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dl2d.core.cluster import Task
+from dl2d.core.cluster import Node, Task
 from dl2d.core.jobs import TASK_ROLES, Architecture, Role
+from dl2d.simulation.parse_key_value_options import Options, within
 from dl2d.simulation.seeded_random import SeededRandom
-from dl2d.simulation.speeds.realism_options import Realism
 from dl2d.simulation.speeds.speed_models import AllReduce, Physical, PsAsync, PsSync, SpeedModel
-from dl2d.simulation.workload.workload_file import SimulatedJob, Workload
+from dl2d.simulation.workload.workload_file import CapacityChange, SimulatedJob, Workload
+
+_MAX_VALUE = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Realism(Options):
+    """Options of the simulated cluster; made with nothing, none has any effect."""
+
+    #: Seconds from asking for a task until it takes part. Until then its job trains with the tasks it had.
+    start_seconds: float = within(0.0, 0.0, _MAX_VALUE)
+    #: Seconds that a running job stands still for each task that joins or leaves it.
+    join_seconds: float = within(0.0, 0.0, _MAX_VALUE)
+    #: Seconds that it stands still for each MB (10^6 bytes) of parameters that changes its server.
+    move_seconds_per_mb: float = within(0.0, 0.0, _MAX_VALUE)
+    #: MB of parameters of a model for which the workload does not tell.
+    model_mb: float = within(100.0, 1e-6, _MAX_VALUE)
+    #: Seconds that a job stands still when its tasks change, where it has to be ended and started from a checkpoint;
+    #: instead of ``join_seconds`` and ``move_seconds_per_mb``. 0: jobs are resized while they run.
+    restart_seconds: float = within(0.0, 0.0, _MAX_VALUE)
+    #: Speed of a job in a slot: x U(1 - s, 1 + s).
+    speed_noise: float = within(0.0, 0.0, 0.99)
+    #: Speed of a job for its whole life: x lognormal of mean 1, standard deviation of the logarithm.
+    job_spread: float = within(0.0, 0.0, 2.0)
+    #: Declared epochs = real epochs x U(1 - e, 1 + e), in place of the workload's.
+    declared_error: float = within(0.0, 0.0, 0.99)
+    #: Share of jobs whose users say that they are of another type, any of the workload's.
+    wrong_labels: float = within(0.0, 0.0, 1.0)
+    #: Jobs report losses; an epoch lowers the loss by less than this part of the first loss from the real end on.
+    #: 0: no losses.
+    loss_threshold: float = within(0.0, 0.0, 0.5)
+    #: A reported loss: x (1 + N(0, s)), not below 0.
+    loss_noise: float = within(0.0, 0.0, 1.0)
+    #: Share of reports in which the loss is 1.5 to 3 times too large.
+    loss_outliers: float = within(0.0, 0.0, 0.5)
+    #: Share of the communication between two tasks that they are spared where they are on one node.
+    locality: float = within(0.0, 0.0, 0.99)
+    #: Share of a step that is communication, for models whose speed is a table and does not tell.
+    communication: float = within(0.3, 0.0, 1.0)
+    #: Share of its speed that a job loses when all its tasks lie on nodes with tasks of other jobs.
+    interference: float = within(0.0, 0.0, 0.99)
+    #: Probability with which a worker is slow for a slot, and the share of its speed that it then has. Synchronous jobs
+    #: go at the pace of the slowest.
+    straggler_probability: float = within(0.0, 0.0, 1.0)
+    straggler_speed: float = within(0.5, 0.01, 1.0)
+    #: Mean time between failures of a node, exponential; 0: none fails. And how long it is down.
+    node_mtbf_hours: float = within(0.0, 0.0, _MAX_VALUE)
+    node_repair_hours: float = within(4.0, 0.0, _MAX_VALUE)
+    #: Seconds that a job stands still when a node under it fails, to the end of the slot at most; then it goes on with
+    #: the tasks that are left.
+    failure_seconds: float = within(_MAX_VALUE, 0.0, _MAX_VALUE)
+
+
+#: The preset ``realistic``; every value with its source in docs/simulator.md.
+REALISTIC = Realism(
+    start_seconds=8.0,
+    join_seconds=0.01,
+    move_seconds_per_mb=0.0026,
+    speed_noise=0.05,
+    job_spread=0.05,
+    declared_error=0.2,
+    loss_threshold=0.001,
+    loss_noise=0.02,
+    loss_outliers=0.02,
+    locality=0.8,
+    communication=0.5,
+    interference=0.2,
+    straggler_probability=0.01,
+    straggler_speed=0.5,
+    node_mtbf_hours=3692.0,
+    node_repair_hours=4.0,
+    failure_seconds=10.0,
+)
+
 
 _MB = 1e6
 #: Factors of losses that are outliers.
@@ -211,3 +289,72 @@ def _neighbours(tasks: Sequence[Task]) -> float:
         return 1.0 if len(workers) == 1 else 1 - len(workers) / workers.total()
     inside = sum(count * servers[node] for node, count in workers.items())
     return inside / (workers.total() * servers.total())
+
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A node that goes away or comes back; ``at`` is in seconds of virtual time."""
+
+    at: float
+    node: str
+    up: bool
+    #: Why it went.
+    reason: str = ""
+
+
+class Outages:
+    """The events of a cluster's nodes, in order of time.
+
+    Each node fails after exponential times of its own, and is repaired after a fixed one. A node is up when it neither
+    failed nor was taken away; events tell only what changes that.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        realism: Realism,
+        draws: SeededRandom,
+        changes: Sequence[CapacityChange] = (),
+        slot_seconds: float = 1.0,
+    ) -> None:
+        self._draws = draws
+        self._mtbf = realism.node_mtbf_hours * _HOUR
+        self._repair = realism.node_repair_hours * _HOUR
+        #: Reasons for which each node is away now.
+        self._away: dict[str, set[str]] = {node.name: set() for node in nodes}
+        self._coming: list[tuple[float, int, str, bool, str]] = []
+        self._number = itertools.count()
+        self._failures = dict.fromkeys(self._away, 0)
+        for change in changes:
+            members = [node.name for node in nodes if node.name.rpartition("-")[0] == change.name]
+            for place, name in enumerate(members):
+                self._add(change.slot * slot_seconds, name, "taken away", up=place < change.up)
+        if self._mtbf:
+            for node in nodes:
+                self._fail_next(node.name, 0.0)
+
+    def until(self, end: float, *, inclusive: bool = False) -> Iterator[NodeEvent]:
+        """Events before ``end`` (or at it) that were not told yet."""
+        while self._coming and (self._coming[0][0] < end or (inclusive and self._coming[0][0] == end)):
+            at, _, name, up, reason = heapq.heappop(self._coming)
+            away = self._away[name]
+            before = bool(away)
+            (away.discard if up else away.add)(reason)
+            if reason == "failed":
+                if up:
+                    self._fail_next(name, at)
+                else:
+                    self._add(at + self._repair, name, reason, up=True)
+            if before != bool(away):
+                yield NodeEvent(at, name, up, "" if up else reason)
+
+    def _fail_next(self, name: str, since: float) -> None:
+        self._failures[name] += 1
+        after = self._draws.exponential(self._mtbf, "failure", self._failures[name], name)
+        self._add(since + after, name, "failed", up=False)
+
+    def _add(self, at: float, name: str, reason: str, *, up: bool) -> None:
+        heapq.heappush(self._coming, (at, next(self._number), name, up, reason))
