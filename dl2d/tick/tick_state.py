@@ -1,6 +1,6 @@
 """State that one tick hands to the next, and that is not in the store.
 
-A daemon begins without it, except for ``slot`` and ``ended_until``, which it reads from the store.
+A daemon begins without it, except for ``slot`` and ``ReconcileHistory.ended_until``, which it reads from the store.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class ReconcileHistory:
 class TickState:
     """What one tick hands to the next.
 
-    ``decided_at`` is in seconds since 1970. The others are seconds on a monotonic clock
-    (``Context.timer``).
+    ``decided_at`` is in seconds since 1970; the others are seconds on a monotonic clock (``Context.timer``).
     """
 
     #: Number of the last slot that was decided.
